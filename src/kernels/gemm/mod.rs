@@ -15,7 +15,7 @@ use candle_core::{DType, Result, Tensor};
 
 pub(super) use cuda::add_bias;
 pub(super) use operand::{Arithmetic, ElementsAs, arithmetic, narrow};
-pub(super) use product::{Matrix, Threads, product};
+pub(super) use product::{CUT, Matrix, Threads, product};
 
 use super::choice::algorithm::chosen;
 use super::cuda::Gpu;

@@ -127,7 +127,7 @@ struct Destination<A> {
 unsafe impl<A: Send> Sync for Destination<A> {}
 
 /// Terms of a product from which on it is cut up: a smaller one takes a thread some 20 µs.
-const CUT: usize = 1 << 20;
+pub(in crate::kernels) const CUT: usize = 1 << 20;
 /// Rows or columns of a part, at least, but for the last: a part packs the other side for itself.
 const PART: usize = 128;
 /// Rows and columns, and elements, up to which the `gemm` crate adds up terms in other ways. Beyond, the order

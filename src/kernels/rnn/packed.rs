@@ -16,9 +16,9 @@ use crate::kernels::contiguous;
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::gemm::micro::{
-    InstructionSet, MatrixView, PackedGemm, PackedWords, with_words,
+    InstructionSet, MatrixView, PackedGemm, PackedWords, WIDTH, with_words,
 };
-use crate::kernels::gemm::{Matrix, narrow};
+use crate::kernels::gemm::{CUT, Matrix, narrow};
 
 /// A type of arithmetic, and what multiplies in it.
 pub(super) trait Multiply: Gate {
@@ -46,10 +46,6 @@ const UNITS: usize = 512;
 
 /// Rows of a batch from which on an F32 weight is packed: a product of few rows would leave most of a block empty.
 const FEW_ROWS: usize = 4;
-/// Terms of a step's product from which on threads share it: a smaller one takes a thread some 20 µs.
-const SHARED: usize = 1 << 20;
-/// Columns of a thread's part, or a multiple of them: those of a tile of results.
-const PART: usize = 64;
 
 /// A weight in words. In BF16, one of up to 360 units stays in a second-level cache of 1 MiB.
 struct PackedWeight {
@@ -174,11 +170,11 @@ impl Recurrent<f32> for PackedWeight {
                 };
                 gemm.multiply(self.isa, |tile| tile.add_to(dst, row_stride));
             };
-            if self.threads == 1 || rows * depth * self.columns < SHARED {
+            if self.threads == 1 || rows * depth * self.columns < CUT {
                 return add(0..self.columns, dst, row_stride);
             }
-            // Cut by columns, which changes no sum.
-            let width = self.columns.div_ceil(self.threads).next_multiple_of(PART);
+            // In whole tiles of results; the cuts change no sum.
+            let width = self.columns.div_ceil(self.threads).next_multiple_of(WIDTH);
             let parts = parallel::map(self.columns.div_ceil(width), |part| {
                 let columns = part * width..self.columns.min((part + 1) * width);
                 let mut sums = vec![0f32; rows * columns.len()];
@@ -249,6 +245,32 @@ mod tests {
                         assert_eq!(f64::from(actual), expected, "{isa:?} {row} {column}");
                     }
                 }
+            }
+        }
+    }
+
+    /// Of any numbers, whose sums depend on their order.
+    #[test]
+    fn threads_change_no_bit() {
+        let [rows, depth, columns] = [19, 300, 250];
+        let numbers = |dims: &[usize], seed| values(&random(dims, DType::F64, seed));
+        let states: Vec<_> = numbers(&[rows, depth], 3).into_iter().map(|x| x as f32).collect();
+        let weight = of(numbers(&[depth, columns], 4), &[depth, columns], DType::F32);
+        for isa in InstructionSet::of_f32() {
+            let bits = |threads| {
+                let mut dst = vec![0.3f32; rows * columns];
+                let packed = PackedWeight::new(&weight, isa, rows, threads).unwrap();
+                for (states, dst) in
+                    states.chunks(packed.rows * depth).zip(dst.chunks_mut(packed.rows * columns))
+                {
+                    let states = Matrix::new(states, dst.len() / columns, depth);
+                    packed.multiply(states, dst, columns, true);
+                }
+                dst.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let alone = bits(1);
+            for threads in [2, 3, 5] {
+                assert!(bits(threads) == alone, "{isa:?}, {threads} threads");
             }
         }
     }

@@ -42,7 +42,7 @@ pub(in crate::kernels) use buffer::{KeptWords, PackedWords, with_words};
 pub(in crate::kernels) use epilogue::{Rounded, store_all};
 pub(in crate::kernels) use isa::InstructionSet;
 pub(in crate::kernels) use pack::{Bf16Terms, MatrixView, transpose};
-pub(in crate::kernels) use product::{PackedGemm, Tile, equal_parts};
+pub(in crate::kernels) use product::{PackedGemm, Tile, WIDTH, equal_parts};
 #[cfg(target_arch = "x86_64")]
 use x86_64 as target;
 

@@ -410,8 +410,9 @@ unsafe fn load_halves(at: *const u16, mask: u16) -> [__m128i; 2] {
     let (first, count) = (mask.trailing_zeros() as isize, mask.count_ones() as usize);
     let from = at.wrapping_offset(first);
     // Loads that end with the run, moved to their lanes: a copy in memory would be waited for.
-    // SAFETY: the caller's. A vector has 16 elements; loads of the run have as many as it begins with; a run of 8
-    // begins at 8 and ends before 8 at most, one of 4 begins at 12 at most.
+    // SAFETY: the caller's. A vector has 16 elements, and loads of a run touch its elements alone. A run of 8 or more
+    // begins in lane 8 or before, and ends after lane 7; one of 4 or more begins in lane 12 or before. So nothing is
+    // moved by more than 8 lanes.
     unsafe {
         match count {
             16 => [_mm_loadu_si128(at.cast()), _mm_loadu_si128(at.add(8).cast())],
