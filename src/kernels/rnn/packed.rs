@@ -249,32 +249,6 @@ mod tests {
         }
     }
 
-    /// Of any numbers, whose sums depend on their order.
-    #[test]
-    fn threads_change_no_bit() {
-        let [rows, depth, columns] = [19, 300, 250];
-        let numbers = |dims: &[usize], seed| values(&random(dims, DType::F64, seed));
-        let states: Vec<_> = numbers(&[rows, depth], 3).into_iter().map(|x| x as f32).collect();
-        let weight = of(numbers(&[depth, columns], 4), &[depth, columns], DType::F32);
-        for isa in InstructionSet::of_f32() {
-            let bits = |threads| {
-                let mut dst = vec![0.3f32; rows * columns];
-                let packed = PackedWeight::new(&weight, isa, rows, threads).unwrap();
-                for (states, dst) in
-                    states.chunks(packed.rows * depth).zip(dst.chunks_mut(packed.rows * columns))
-                {
-                    let states = Matrix::new(states, dst.len() / columns, depth);
-                    packed.multiply(states, dst, columns, true);
-                }
-                dst.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-            };
-            let alone = bits(1);
-            for threads in [2, 3, 5] {
-                assert!(bits(threads) == alone, "{isa:?}, {threads} threads");
-            }
-        }
-    }
-
     #[test]
     fn threads_take_rows_or_share_columns() {
         let weight = of(vec![1.0; 4], &[2, 2], DType::F32);

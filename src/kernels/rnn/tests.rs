@@ -210,9 +210,10 @@ fn gates_near_one_keep_their_slope() {
 
 #[test]
 fn one_result_for_any_number_of_threads() {
-    // Of BF16, each thread takes some rows through all steps, up to 512 units.
+    // Up to 512 units each thread takes some rows through all steps; of an F32 batch of few rows, some columns of each.
     for (size, dtype) in [
         ([70, 3, 9, 67], DType::F32),
+        ([5, 2, 5, 512], DType::F32),
         ([70, 3, 9, 67], DType::BF16),
         ([37, 2, 5, 512], DType::BF16),
         ([5, 2, 5, 513], DType::BF16),
