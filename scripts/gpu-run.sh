@@ -202,7 +202,7 @@ cifar10() {
     [[ -z ${CIFAR10:-} ]] || data=(--data "$CIFAR10")
     # As its twin: F32 variables, channels last.
     step cifar10 120 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu --autocast \
-        --channels-last --json "$logs/cifar10.json" "${data[@]}" "${smoke[@]}"
+        --channels-last --json "$logs/cifar10.json" "${data[@]}" "${small[@]}"
     # The same run in PyTorch, for its times.
     step cifar10-torch 40 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json" "${smoke[@]}"
     step cifar10-torch-compiled 90 "$python" "$here/benches/gpu/cifar10_twin.py" --compile \
@@ -213,7 +213,8 @@ export here python logs
 export -f machine alone sanitized
 read -ra variants <<<"${FEATURES:-cudnn cuda}"
 read -ra wanted <<<"${TESTS:-}"
-smoke=() && [[ ${SMOKE:-0} != 1 ]] || smoke=(--smoke)
+smoke=() small=() # of the example, a smaller network and fewer steps than its own --smoke
+[[ ${SMOKE:-0} != 1 ]] || smoke=(--smoke) small=(--smoke --model resnet8 --steps 2)
 best=$here/bin/${variants[0]}
 # What programs read lies where it does in the repository; CARGO_MANIFEST_DIR says where that is.
 export CARGO_MANIFEST_DIR=$here

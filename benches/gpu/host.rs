@@ -11,11 +11,6 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::operators::{Applied, Operator, Pass};
 
-/// Passes of each kind, at least.
-const PASSES: usize = 20;
-/// Seconds of them, at least: one alone takes microseconds.
-const SECONDS: f64 = 0.1;
-
 /// Seconds that the host takes for the operator's own forward and backward.
 pub(crate) struct HostPart {
     /// With what joins the graph.
@@ -26,12 +21,15 @@ pub(crate) struct HostPart {
 }
 
 impl HostPart {
-    /// Medians, the passes in turns. The device has nothing to do when one begins.
+    /// Medians of `count` passes of each kind or more, in turns, which take so many seconds or more: one alone takes
+    /// microseconds. The device has nothing to do when one begins.
     pub(crate) fn of(
         operator: Operator,
         pass: Pass,
         precision: Precision,
         device: &Device,
+        count: usize,
+        at_least: f64,
     ) -> Result<Self> {
         let Applied { forward, wanted } = operator.applied(pass, precision.dtype(), device)?;
         let run = || precision.autocast().scope(&forward);
@@ -55,7 +53,7 @@ impl HostPart {
         };
         let (mut forwards, mut with, mut without) = (Vec::new(), Vec::new(), Vec::new());
         let start = Instant::now();
-        while with.len() < PASSES || start.elapsed().as_secs_f64() < SECONDS {
+        while with.len() < count || start.elapsed().as_secs_f64() < at_least {
             device.synchronize()?;
             let begun = Instant::now();
             let y = run()?;

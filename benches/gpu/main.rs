@@ -7,6 +7,7 @@
 //! ```
 
 mod algorithms;
+mod details;
 mod device;
 mod host;
 mod list;
@@ -24,17 +25,14 @@ use std::process::ExitCode;
 use anyhow::{Result, bail, ensure};
 use candle_amp_benches::list::{Group, Peer, Row};
 use candle_amp_benches::measure::{self, Settings, Times, Workload};
-use candle_amp_benches::table::{Line, Table, Unit};
-use candle_amp_benches::torch::{self, Request, Torch};
+use candle_amp_benches::table::{Line, Table};
+use candle_amp_benches::torch::{self, Torch};
 use candle_core::Device;
 use clap::{Parser, ValueEnum};
 
-use algorithms::Chosen;
-use host::HostPart;
+use details::Repeats;
 use list::{Card, Part};
-use operators::Pass;
 use progress::{Progress, Watch};
-use steps::TrainingStep;
 use workload::{Spec, Work};
 
 /// Measures candle-amp on a GPU.
@@ -122,6 +120,7 @@ fn run(options: &Options) -> Result<()> {
     let Options { rounds, seconds, fastest, .. } = *options;
     let (rounds, seconds) = if options.smoke { (1, 0.0) } else { (rounds, seconds) };
     let settings = Settings { rounds, seconds, fastest };
+    let repeats = if options.smoke { Repeats::ONCE } else { Repeats::FULL };
     let mut progress = Progress::of(options.progress.as_deref())?;
     let mut table = match &options.json {
         Some(file) if progress.has_begun() => Table::go_on(file)?,
@@ -174,7 +173,7 @@ fn run(options: &Options) -> Result<()> {
         progress.begin(number)?;
         watch.group();
         // A machine with a GPU is rare: what else there is to measure is measured all the same.
-        if let Err(error) = measured(&group, &device, settings, &mut torch, &mut table) {
+        if let Err(error) = measured(&group, &device, settings, repeats, &mut torch, &mut table) {
             eprintln!("error: {}: {error:#}", names(&group));
             failed += 1;
             // After an illegal access nothing more works in this process.
@@ -202,11 +201,12 @@ fn rate(times: &Times<Spec>) -> Option<f64> {
     times.spec.amount().map(|(amount, _)| amount / fastest)
 }
 
-/// Prints the times of a group's rows, then the details of its training steps.
+/// Prints the times of a group's rows, then their details.
 fn measured(
     group: &Group<Spec>,
     device: &Device,
     settings: Settings,
+    repeats: Repeats,
     torch: &mut [Torch],
     table: &mut Table,
 ) -> Result<()> {
@@ -214,105 +214,22 @@ fn measured(
     for row in &group.rows {
         Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
     }
-    // A graph's are those of its row beside the step as always.
-    let has_details = |row: &&Row<Spec>| match row.peer {
-        Peer::Torch => !row.ours.is_graphed(),
-        _ => row.ours.is_graphed(),
-    };
-    for row in group.rows.iter().filter(has_details).filter(|row| row.ours.has_details()) {
-        for line in details(&row.name, &row.ours, device, torch)? {
+    for row in group.rows.iter().filter(|row| has_details(row)) {
+        let name = row.name.trim_end_matches(" / copy");
+        for line in details::of(name, &row.ours, repeats, device, torch)? {
             table.print(line)?;
         }
     }
     Ok(())
 }
 
-/// After that many steps nothing new is taken.
-const STEPS: usize = 3;
-
-/// Of so many steps the host's part is the median.
-const HOST_STEPS: usize = 20;
-
-/// The algorithms that a step runs by, and the share of its convolutions, forward and backward, that ran by a slower one
-/// than was meant for them; `None` without any.
-fn chosen(step: &mut TrainingStep, device: &Device) -> Result<(Chosen, Option<f64>)> {
-    let is_convolution = |pass: &str| pass.starts_with("conv");
-    let fallen = || -> u64 {
-        let all = candle_amp::backend::fallbacks();
-        all.iter().filter(|f| is_convolution(f.pass)).map(|f| f.count).sum()
+/// Whether a row's details are wanted: of the rows of one workload, one's. A graph's are those of its row beside the step as
+/// always, and a pass's those of its row beside the copy, which every pass has.
+fn has_details(row: &Row<Spec>) -> bool {
+    let is_the_one = match row.peer {
+        Peer::Torch => !row.ours.is_graphed() && !row.ours.work.is_pass(),
+        Peer::Rate(..) => row.ours.work.is_pass(),
+        _ => row.ours.is_graphed(),
     };
-    let before = fallen();
-    // In a profile, a step that is a graph runs operator by operator.
-    let (done, chosen) = algorithms::chosen(|| candle_amp::diagnostics::profile(device, step));
-    done?.0?;
-    let convolutions = chosen.iter().filter(|([pass, _], _)| is_convolution(pass));
-    let all: u64 = convolutions.map(|(_, count)| count).sum();
-    let share = (all > 0).then(|| (fallen() - before) as f64 / all as f64);
-    Ok((chosen, share))
-}
-
-/// Of a training step on a GPU: its peak memory and the host's part beside PyTorch's, how often the crate waits for the
-/// device in it, which algorithms it runs by, and the share of its convolutions that fell back. Of an operator the host's
-/// part, those of its own passes, and the last two.
-fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Result<Vec<Line>> {
-    let counted = device::peak_from_here(device)?;
-    let Some(mut step) = spec.step(device)?.filter(|_| device.is_cuda()) else {
-        return Ok(Vec::new());
-    };
-    let mut reads = 0;
-    for _ in 0..STEPS {
-        let before = candle_amp::backend::device_reads();
-        step()?;
-        reads = candle_amp::backend::device_reads() - before;
-    }
-    let mut host = Vec::new();
-    for _ in 0..HOST_STEPS {
-        device.synchronize()?;
-        host.push(measure::seconds(&mut step)?);
-    }
-    device.synchronize()?;
-    let (chosen, fallen) = chosen(&mut step, device)?;
-    drop(step);
-    let name = |what: &str| format!("{what}, {name}");
-    let mut lines = Vec::new();
-    for ([pass, algorithm], count) in chosen {
-        let what = name(&format!("{pass} by {algorithm}"));
-        lines.push(Line::new(what, Unit::Count, count as f64, None, None));
-    }
-    if let Some(share) = fallen {
-        let what = name("share of convolutions that fell back");
-        lines.push(Line::new(what, Unit::Count, share, None, None));
-    }
-    let is_step = !matches!(spec.work, Work::Operator { .. });
-    if is_step {
-        lines.push(Line::new(name("reads a step"), Unit::Count, reads as f64, None, None));
-    }
-    if let Some(ours) = device::peak(device)?.filter(|_| counted && is_step) {
-        let mut peer = None;
-        if let Some(torch) = torch.first_mut().filter(|_| !spec.is_graphed()) {
-            let bytes = torch.ask(&Request::peak(spec, STEPS, spec.layout()))?;
-            peer = bytes.get(spec.layout()).map(|bytes| (String::new(), *bytes));
-            torch.forget()?;
-        }
-        lines.push(Line::new(name("peak memory"), Unit::Bytes, ours, peer, None));
-    }
-    let mut peer = None;
-    if let Some(torch) = torch.first_mut().filter(|_| !spec.is_graphed()) {
-        let seconds = torch.ask(&Request::host(spec, HOST_STEPS, spec.layout()))?;
-        peer = seconds.get(spec.layout()).map(|seconds| (String::new(), *seconds));
-        torch.forget()?;
-    }
-    let host = measure::median(host);
-    lines.push(Line::new(name("host's part"), Unit::Seconds, host, peer, None));
-    if let Work::Operator { operator, pass } = spec.work
-        && pass != Pass::Forward
-    {
-        let own = HostPart::of(operator, pass, spec.precision, device)?;
-        let own = [("forward", own.forward), ("backward", own.backward)];
-        lines.extend(own.map(|(of, seconds)| {
-            let what = name(&format!("host's part of its own {of}"));
-            Line::new(what, Unit::Seconds, seconds, None, None)
-        }));
-    }
-    Ok(lines)
+    is_the_one && row.ours.has_details()
 }

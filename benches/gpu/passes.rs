@@ -10,7 +10,7 @@ use candle_amp::optim::{
 };
 use candle_amp::{GradScaler, MasterVars, MasterWeights, ScaleConfig};
 use candle_amp_benches::loss_with;
-use candle_amp_benches::measure::{Runner, seconds};
+use candle_amp_benches::measure::seconds;
 use candle_amp_benches::networks::SGD;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Init, VarMap};
@@ -30,6 +30,29 @@ pub(crate) enum Storage {
     Bf16Masters,
     /// BF16 variables, and the bits that make them F32.
     Bf16Remainder,
+}
+
+/// Seconds of a pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    /// On the device too.
+    pub(crate) all: f64,
+    /// Until the host has asked for it, of passes that begin when the device has nothing to do.
+    pub(crate) host: f64,
+}
+
+/// Runs as many passes as there are sets of gradients.
+pub(crate) type Passes = Box<dyn FnMut() -> Result<Taken>>;
+
+/// Times `count` passes that `run` makes one after another.
+fn taken(count: usize, device: &Device, run: impl FnOnce() -> Result<()>) -> Result<Taken> {
+    device.synchronize()?;
+    let mut host = 0.0;
+    let all = seconds(|| {
+        host = seconds(run)?;
+        Ok(device.synchronize()?)
+    })?;
+    Ok(Taken { all: all / count as f64, host: host / count as f64 })
 }
 
 /// How many sets of gradients, and so passes, a run has. PyTorch's side has as many.
@@ -54,7 +77,7 @@ fn on_gradients<P: FnMut(&mut GradScaler) -> Result<()> + 'static>(
     device: &Device,
     make: impl Fn() -> Result<GradScaler>,
     pass: impl Fn(Vec<Var>) -> Result<P>,
-) -> Result<Runner> {
+) -> Result<Passes> {
     let gradients = parameters.lengths().into_iter().map(|length| normal(length, device));
     let gradients = gradients.collect::<Result<Vec<_>>>()?;
     let set = |_| {
@@ -69,13 +92,11 @@ fn on_gradients<P: FnMut(&mut GradScaler) -> Result<()> + 'static>(
             let loss = loss_with(&inputs, gradients.clone())?;
             scaler.scale(&loss)?.backward()?;
         }
-        device.synchronize()?;
-        let all = seconds(|| {
-            sets.iter_mut().try_for_each(|(_, scaler, pass)| pass(scaler))?;
-            Ok(device.synchronize()?)
+        let taken = taken(sets.len(), &device, || {
+            sets.iter_mut().try_for_each(|(_, scaler, pass)| pass(scaler))
         })?;
         sets.iter_mut().for_each(|(_, scaler, _)| scaler.zero_grad());
-        Ok(all / sets.len() as f64)
+        Ok(taken)
     }))
 }
 
@@ -84,19 +105,12 @@ fn alone(
     parameters: Parameters,
     device: &Device,
     mut pass: impl FnMut() -> Result<()> + 'static,
-) -> Runner {
+) -> Passes {
     let (count, device) = (sets(parameters), device.clone());
-    Box::new(move || {
-        device.synchronize()?;
-        let all = seconds(|| {
-            (0..count).try_for_each(|_| pass())?;
-            Ok(device.synchronize()?)
-        })?;
-        Ok(all / count as f64)
-    })
+    Box::new(move || taken(count, &device, || (0..count).try_for_each(|_| pass())))
 }
 
-pub(crate) fn unscale(parameters: Parameters, device: &Device) -> Result<Runner> {
+pub(crate) fn unscale(parameters: Parameters, device: &Device) -> Result<Passes> {
     let pass = |_| Ok(|scaler: &mut GradScaler| Ok(scaler.unscale()?));
     on_gradients(parameters, DType::F32, device, scaler, pass)
 }
@@ -106,7 +120,7 @@ fn scaler() -> Result<GradScaler> {
 }
 
 /// Of gradients far longer than they may be.
-pub(crate) fn clip(parameters: Parameters, device: &Device) -> Result<Runner> {
+pub(crate) fn clip(parameters: Parameters, device: &Device) -> Result<Passes> {
     let pass = |_| Ok(|scaler: &mut GradScaler| Ok(scaler.clip_grad_norm(1.0).map(drop)?));
     on_gradients(parameters, DType::F32, device, scaler, pass)
 }
@@ -117,7 +131,7 @@ fn optimizer<S: Step + 'static>(
     dtype: DType,
     device: &Device,
     make: impl Fn(Vec<Var>) -> candle_amp::Result<S>,
-) -> Result<Runner> {
+) -> Result<Passes> {
     let step = |variables| {
         let mut optimizer = make(variables)?;
         Ok(move |scaler: &mut GradScaler| {
@@ -129,7 +143,7 @@ fn optimizer<S: Step + 'static>(
 }
 
 /// Of gradients far longer than they may be, where they are clipped.
-pub(crate) fn update(parameters: Parameters, clip: bool, device: &Device) -> Result<Runner> {
+pub(crate) fn update(parameters: Parameters, clip: bool, device: &Device) -> Result<Passes> {
     on_gradients(parameters, DType::F32, device, scaler, |variables| {
         let mut adamw = AdamW::new(variables, AdamWConfig::default())?;
         Ok(move |scaler: &mut GradScaler| {
@@ -142,21 +156,21 @@ pub(crate) fn update(parameters: Parameters, clip: bool, device: &Device) -> Res
     })
 }
 
-pub(crate) fn sgd(parameters: Parameters, device: &Device) -> Result<Runner> {
+pub(crate) fn sgd(parameters: Parameters, device: &Device) -> Result<Passes> {
     optimizer(parameters, DType::F32, device, |variables| Sgd::new(variables, SGD))
 }
 
-pub(crate) fn lion(parameters: Parameters, device: &Device) -> Result<Runner> {
+pub(crate) fn lion(parameters: Parameters, device: &Device) -> Result<Passes> {
     let make = |variables| Lion::new(variables, LionConfig::default());
     optimizer(parameters, DType::F32, device, make)
 }
 
-pub(crate) fn lamb(parameters: Parameters, device: &Device) -> Result<Runner> {
+pub(crate) fn lamb(parameters: Parameters, device: &Device) -> Result<Passes> {
     let make = |variables| Lamb::new(variables, LambConfig::default());
     optimizer(parameters, DType::F32, device, make)
 }
 
-pub(crate) fn adamw(parameters: Parameters, storage: Storage, device: &Device) -> Result<Runner> {
+pub(crate) fn adamw(parameters: Parameters, storage: Storage, device: &Device) -> Result<Passes> {
     let (dtype, masters) = match storage {
         Storage::F32 => (DType::F32, Masters::F32),
         Storage::Bf16Masters => (DType::BF16, Masters::F32),
@@ -167,7 +181,7 @@ pub(crate) fn adamw(parameters: Parameters, storage: Storage, device: &Device) -
     })
 }
 
-pub(crate) fn ema(parameters: Parameters, device: &Device) -> Result<Runner> {
+pub(crate) fn ema(parameters: Parameters, device: &Device) -> Result<Passes> {
     let variables = variables(parameters, DType::F32, device)?;
     let named = variables.iter().enumerate().map(|(i, var)| (i.to_string(), var.clone()));
     let varmap = VarMap::new();
@@ -177,14 +191,14 @@ pub(crate) fn ema(parameters: Parameters, device: &Device) -> Result<Runner> {
 }
 
 /// F32 masters into the BF16 variables that an optimizer keeps them for.
-pub(crate) fn refresh_weights(parameters: Parameters, device: &Device) -> Result<Runner> {
+pub(crate) fn refresh_weights(parameters: Parameters, device: &Device) -> Result<Passes> {
     let variables = variables(parameters, DType::BF16, device)?;
     let masters = MasterWeights::<candle_nn::SGD>::new(variables, 0.01)?;
     Ok(alone(parameters, device, move || Ok(masters.refresh()?)))
 }
 
 /// F32 variables into the BF16 tensors that a model got in their place.
-pub(crate) fn refresh_vars(parameters: Parameters, device: &Device) -> Result<Runner> {
+pub(crate) fn refresh_vars(parameters: Parameters, device: &Device) -> Result<Passes> {
     let masters = MasterVars::new(DType::BF16, device);
     let vb = masters.var_builder();
     let normal = Init::Randn { mean: 0.0, stdev: 1.0 };

@@ -68,6 +68,7 @@ class Sets:
                 torch._foreach_copy_(gradients, self.source)
             return timed(work, self.count)
 
+        run.step = lambda i: work(i % self.count)
         return run
 
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::operators::{Operator, Pass};
 use crate::parameters::Parameters;
-use crate::passes::Storage;
+use crate::passes::{Passes, Storage};
 use crate::steps::TrainingStep;
 use crate::{device, passes, steps};
 
@@ -66,6 +66,11 @@ impl Work {
         Spec { work: self, precision }
     }
 
+    /// Whether it is a pass over all parameters.
+    pub(crate) fn is_pass(self) -> bool {
+        !matches!(self, Self::Copy { .. }) && self.bytes().is_some()
+    }
+
     /// Bytes that must be read and written, however it is done.
     fn bytes(self) -> Option<usize> {
         let of = |parameters: Parameters, each: usize| Some(parameters.count() * each);
@@ -120,6 +125,23 @@ impl Spec {
         }))
     }
 
+    /// Passes over all parameters, if it is one.
+    pub(crate) fn passes(&self, device: &Device) -> Result<Option<Passes>> {
+        Ok(Some(match self.work {
+            Work::Unscale { parameters } => passes::unscale(parameters, device)?,
+            Work::Clip { parameters } => passes::clip(parameters, device)?,
+            Work::Update { parameters, clip } => passes::update(parameters, clip, device)?,
+            Work::Sgd { parameters } => passes::sgd(parameters, device)?,
+            Work::Adamw { parameters, storage } => passes::adamw(parameters, storage, device)?,
+            Work::Lion { parameters } => passes::lion(parameters, device)?,
+            Work::Lamb { parameters } => passes::lamb(parameters, device)?,
+            Work::Ema { parameters } => passes::ema(parameters, device)?,
+            Work::RefreshWeights { parameters } => passes::refresh_weights(parameters, device)?,
+            Work::RefreshVars { parameters } => passes::refresh_vars(parameters, device)?,
+            _ => return Ok(None),
+        }))
+    }
+
     /// Whether it is a step as one CUDA graph.
     pub(crate) fn is_graphed(&self) -> bool {
         matches!(self.work, Work::GraphedGpt { .. } | Work::GraphedResnet { .. })
@@ -151,26 +173,12 @@ impl Workload for Spec {
         if let Some(step) = self.step(device)? {
             return Ok(steps::timed(step, device));
         }
+        if let Some(mut passes) = self.passes(device)? {
+            return Ok(Box::new(move || Ok(passes()?.all)));
+        }
         match self.work {
             Work::Copy { bytes } => device::copy(bytes, device),
-            Work::Unscale { parameters } => passes::unscale(parameters, device),
-            Work::Clip { parameters } => passes::clip(parameters, device),
-            Work::Update { parameters, clip } => passes::update(parameters, clip, device),
-            Work::Sgd { parameters } => passes::sgd(parameters, device),
-            Work::Adamw { parameters, storage } => passes::adamw(parameters, storage, device),
-            Work::Lion { parameters } => passes::lion(parameters, device),
-            Work::Lamb { parameters } => passes::lamb(parameters, device),
-            Work::Ema { parameters } => passes::ema(parameters, device),
-            Work::RefreshWeights { parameters } => passes::refresh_weights(parameters, device),
-            Work::RefreshVars { parameters } => passes::refresh_vars(parameters, device),
-            Work::Operator { .. }
-            | Work::Gpt { .. }
-            | Work::GraphedGpt { .. }
-            | Work::Resnet { .. }
-            | Work::GraphedResnet { .. }
-            | Work::CandleResnet { .. } => {
-                unreachable!("these are steps")
-            }
+            _ => unreachable!("the others are steps or passes"),
         }
     }
 
