@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 
-use candle_core::{Result, Tensor, TensorId};
+use candle_core::{Result, Tensor};
 
+use super::maps::Ids;
 use super::node::{Consumed, Edge, Target};
 use super::version::{self, Read};
 use crate::error::GraphError;
@@ -14,7 +15,7 @@ pub(super) struct Below {
     seen: HashSet<u64>,
     /// In the order they were found, so that sums over them are the same each time.
     variables: Vec<Tensor>,
-    known: HashSet<TensorId>,
+    known: Ids,
     /// Nodes of an earlier graph whose outputs it reads.
     captured: Vec<Consumed>,
     /// An operator among those whose backward needs what has been freed.
@@ -30,7 +31,7 @@ impl Below {
             time,
             seen: HashSet::new(),
             variables: Vec::new(),
-            known: HashSet::from([input.id()]),
+            known: Ids::from_iter([input.id()]),
             captured: Vec::new(),
             freed: None,
             reads: Vec::new(),

@@ -1,12 +1,13 @@
 //! The state of one backward pass.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use candle_core::{DType, Result, Tensor, TensorId};
+use candle_core::{DType, Result, Tensor};
 
 use super::gradient::Gradient;
+use super::maps::{ById, Ids};
 use super::marker;
 use super::no_grad::{EnableGrad, enable_grad};
 use super::node::{Consumed, Edge, GraphMode, Target};
@@ -25,9 +26,9 @@ pub(super) struct Pass {
     pub(super) leaves: Option<Leaves>,
     pub(super) graph: GraphMode,
     /// What candle walks. A scaler's pass begins with all of it; candle's own tells with its first callback.
-    covered: HashSet<TensorId>,
+    covered: Ids,
     /// Tokens that have a gradient in candle's store. One is enough: it is never read.
-    given: HashSet<TensorId>,
+    given: Ids,
     /// The nodes that candle has run.
     ran: HashSet<u64>,
     /// Whether a gradient was in F16.
@@ -48,7 +49,7 @@ pub(super) struct PendingNode {
 #[derive(Default)]
 pub(super) struct Leaves {
     gradients: Vec<(Tensor, Gradient)>,
-    index: HashMap<TensorId, usize>,
+    index: ById<usize>,
     watch: Option<CompletionHook>,
 }
 
@@ -58,7 +59,7 @@ pub(crate) type OnComplete = Box<dyn FnMut(&Tensor, Gradient) -> crate::Result<(
 /// Who is waiting for complete gradients.
 struct CompletionHook {
     /// How many uses of each variable have not run backward yet.
-    uses: HashMap<TensorId, usize>,
+    uses: ById<usize>,
     on_complete: OnComplete,
 }
 
@@ -81,7 +82,7 @@ impl Leaves {
     }
 
     /// Has `on_complete` take gradients as soon as all `uses` of their variables have run backward.
-    pub(super) fn watch(&mut self, uses: HashMap<TensorId, usize>, on_complete: OnComplete) {
+    pub(super) fn watch(&mut self, uses: ById<usize>, on_complete: OnComplete) {
         self.watch = Some(CompletionHook { uses, on_complete });
     }
 
@@ -119,8 +120,8 @@ impl Pass {
             pending: BTreeMap::new(),
             leaves: None,
             graph: GraphMode::Kept,
-            covered: HashSet::new(),
-            given: HashSet::new(),
+            covered: Ids::default(),
+            given: Ids::default(),
             ran: HashSet::new(),
             saw_f16: false,
             alive: None,

@@ -1,7 +1,5 @@
 //! Where tensors keep their elements.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Storage, Tensor};
@@ -20,28 +18,6 @@ pub(super) fn bytes(tensor: &Tensor) -> usize {
         Storage::Metal(_) => layout.shape().elem_count(),
     };
     elements * tensor.dtype().size_in_bytes()
-}
-
-/// Values by [`place`].
-pub(super) type ByPlace<V> = HashMap<usize, V, BuildHasherDefault<PlaceHasher>>;
-
-/// By multiplication: every operator looks for its inputs, and the default hash takes several times as long.
-#[derive(Default)]
-pub(super) struct PlaceHasher(u64);
-
-impl Hasher for PlaceHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
-    }
-
-    fn write_usize(&mut self, place: usize) {
-        self.0 = (self.0 ^ place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        // The map looks at the lowest bits, which have only those below in them, and at the highest.
-        self.0 ^ self.0 >> 32
-    }
 }
 
 /// Whether two tensors are views of one storage.

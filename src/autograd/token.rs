@@ -28,11 +28,12 @@ use candle_core::{
 use super::applied::{AnyOperator, GradFn};
 use super::below::Below;
 use super::gradient::Gradient;
+use super::maps::ByPlace;
 use super::marker::{TOKEN_SHAPE, one_element_op};
 use super::node::{Consumed, Edge, LEAF, Node, Saved, Target};
 use super::pass;
 use super::reclaim::drop_later;
-use super::storage::{ByPlace, into_storage, place};
+use super::storage::{into_storage, place};
 use super::version::{self, Dependency, Read};
 use super::view::View;
 use crate::error::GraphError;

@@ -6,14 +6,15 @@
 //! batch norm's running statistics, a checkpoint that is loaded) calls [`written`]. A node that reads a storage whose
 //! last write is later than the node itself refuses to run.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId, Var};
 
-use super::storage::{ByPlace, place, share_storage};
+use super::maps::{ById, ByPlace, Ids};
+use super::storage::{place, share_storage};
 use crate::error::GraphError;
 use crate::error::lock::lock;
 use crate::kernels::capture;
@@ -31,7 +32,7 @@ struct Versions {
     /// The last write, by where the storage is.
     writes: ByPlace<Write>,
     /// Tensors that are rewritten from another after each step, by their id.
-    copies: HashMap<TensorId, MasterCopy>,
+    copies: ById<MasterCopy>,
 }
 
 struct Write {
@@ -168,7 +169,7 @@ pub(super) fn master_of(copy: &Tensor) -> Option<TensorId> {
 }
 
 /// The variables that a copy elsewhere is rewritten from.
-pub(crate) fn masters() -> HashSet<TensorId> {
+pub(crate) fn masters() -> Ids {
     let versions = lock(&VERSIONS);
     versions.copies.values().filter(|copy| copy.master.is_some()).map(|copy| copy.of).collect()
 }

@@ -1,12 +1,13 @@
 //! How a pass goes through the nodes: each receives the sum of what its consumers sent, and sends on.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use candle_core::{DType, Result, Tensor, TensorId};
+use candle_core::{DType, Result, Tensor};
 
 use super::gradient::Gradient;
+use super::maps::ById;
 use super::node::{Edge, LEAF, Node, Saved, Target};
 use super::operator::{Arrivals, Arrive, Backward};
 use super::pass::{self, Pass, PendingNode};
@@ -158,8 +159,8 @@ impl Node {
 
     /// How often this node and those below use each variable. Every one of these uses runs backward or is skipped,
     /// once, in a pass from here.
-    pub(super) fn uses(self: &Arc<Self>) -> HashMap<TensorId, usize> {
-        let (mut uses, mut seen) = (HashMap::new(), HashSet::from([self.number]));
+    pub(super) fn uses(self: &Arc<Self>) -> ById<usize> {
+        let (mut uses, mut seen) = (ById::default(), HashSet::from([self.number]));
         let mut rest = vec![self.clone()];
         while let Some(node) = rest.pop() {
             let Some(saved) = node.saved() else { continue };

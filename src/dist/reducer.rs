@@ -9,7 +9,7 @@ use super::buckets::{Buckets, Parameter, shard_len};
 use super::communicator::{Communicator, Pending, ReduceOp};
 use super::config::DataParallelConfig;
 use super::exchange::{Facts, compare, on_host};
-use crate::autograd::{Gradient, is_frozen};
+use crate::autograd::{Gradient, Ids, is_frozen};
 use crate::error::ParallelError;
 use crate::kernels::multi_tensor::{DeviceFoundInf, FoundInf, NormOfRanks};
 use crate::scaler::{OptimizerFacts, Reducer};
@@ -362,7 +362,7 @@ impl Reducer for BucketReducer {
         !self.held.is_empty()
     }
 
-    fn forget(&mut self, variables: Option<&HashSet<TensorId>>) {
+    fn forget(&mut self, variables: Option<&Ids>) {
         let parameters = &self.parameters;
         self.held.retain(|&at, _| {
             variables.is_some_and(|ids| !ids.contains(&parameters[at].variable.id()))

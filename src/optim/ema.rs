@@ -1,6 +1,6 @@
 //! A moving average of a model's weights.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use candle_core::{DType, Tensor, Var};
 
@@ -274,7 +274,7 @@ impl Ema {
         if self.masters.is_some() {
             return Ok(());
         }
-        let masters: HashSet<_> = version::masters();
+        let masters = version::masters();
         match self.averages.iter().find(|a| masters.contains(&a.variable.id())) {
             Some(a) => Err(OptimizerError::AverageOfMasters { name: a.name.clone() }.into()),
             None => Ok(()),

@@ -1,6 +1,5 @@
 //! The scaler: the scale, the gradients it collects, and the steps that it lets through.
 
-use std::collections::HashSet;
 use std::sync::Mutex;
 
 use candle_core::{Device, Tensor, TensorId};
@@ -12,7 +11,7 @@ use super::loss_scale::{LossScale, ScaleConfig};
 use super::outcome::StepOutcome;
 use super::reducer::SharedReducer;
 use super::step::{Step, UnscaledGradients};
-use crate::autograd::is_frozen;
+use crate::autograd::{Ids, is_frozen};
 use crate::error::lock::{get_mut, lock};
 use crate::error::{ArgumentError, CaptureError, ScalerError};
 use crate::kernels::capture;
@@ -481,7 +480,7 @@ impl GradScaler {
     ///
     /// `torch.optim.Optimizer.zero_grad`.
     pub fn zero_grad_of(&mut self, parameters: &Parameters) {
-        let ids: HashSet<_> = parameters.vars().iter().map(|var| var.id()).collect();
+        let ids: Ids = parameters.vars().iter().map(|var| var.id()).collect();
         self.collected.remove(&ids);
         if let Some(reducer) = &self.reducer {
             lock(reducer).forget(Some(&ids));

@@ -1,11 +1,10 @@
 //! The gradients a scaler collects between `update`s: accumulate, unscale, clip.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor, TensorId};
 
-use crate::autograd::{self, GraphMode, version};
+use crate::autograd::{self, ById, GraphMode, Ids, version};
 use crate::error::lock::lock;
 use crate::error::{GraphError, ScalerError};
 use crate::kernels::multi_tensor::{
@@ -19,7 +18,7 @@ use crate::{Result, kernels};
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
     entries: Vec<CollectedGradient>,
-    index: HashMap<TensorId, usize>,
+    index: ById<usize>,
 }
 
 #[derive(Debug)]
@@ -151,7 +150,7 @@ impl Collected {
     }
 
     /// Drops those of `variables` that no optimizer has had.
-    pub(crate) fn remove(&mut self, variables: &HashSet<TensorId>) {
+    pub(crate) fn remove(&mut self, variables: &Ids) {
         self.entries.retain(|entry| {
             entry.stage == Stage::Stepped || !variables.contains(&entry.variable.id())
         });
@@ -257,7 +256,7 @@ impl Collected {
 
     /// The entries of `variables`, or of all where those are `None`, that no optimizer has had.
     pub(crate) fn select(&self, variables: Option<&[TensorId]>) -> Vec<usize> {
-        let wanted: Option<HashSet<_>> = variables.map(|ids| ids.iter().collect());
+        let wanted: Option<Ids> = variables.map(|ids| ids.iter().copied().collect());
         let chosen = |entry: &CollectedGradient| {
             entry.stage != Stage::Stepped
                 && wanted.as_ref().is_none_or(|ids| ids.contains(&entry.variable.id()))
@@ -391,9 +390,15 @@ impl Collected {
     /// Of `chosen`, and of what they were clipped with: they share one norm, and are skipped together.
     pub(crate) fn concerned(&self, chosen: &[usize]) -> Vec<Finding> {
         let mut all = self.findings(chosen);
-        let mut seen: HashSet<TensorId> = all.iter().map(|finding| finding.variable).collect();
-        let together = chosen.iter().flat_map(|&at| &self.entries[at].clipped_with);
-        for finding in together.flat_map(|findings| findings.iter()) {
+        // One norm is mostly that of all of them: each list once, or a thousand gradients have a million findings.
+        let mut lists: Vec<&Arc<[Finding]>> = Vec::new();
+        for list in chosen.iter().flat_map(|&at| &self.entries[at].clipped_with) {
+            if !lists.iter().any(|other| Arc::ptr_eq(other, list)) {
+                lists.push(list);
+            }
+        }
+        let mut seen: Ids = all.iter().map(|finding| finding.variable).collect();
+        for finding in lists.into_iter().flat_map(|list| list.iter()) {
             if seen.insert(finding.variable) {
                 all.push(finding.clone());
             }

@@ -1,13 +1,12 @@
 //! The trait by which the scaler has the gradients of several ranks combined.
 
-use std::collections::HashSet;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
-use candle_core::{Tensor, TensorId};
+use candle_core::Tensor;
 
 use super::step::OptimizerFacts;
-use crate::autograd::{Gradient, OnComplete};
+use crate::autograd::{Gradient, Ids, OnComplete};
 use crate::error::lock::lock;
 use crate::kernels::multi_tensor::{FoundInf, NormOfRanks};
 use crate::{LossScale, Result};
@@ -34,7 +33,7 @@ pub(crate) trait Reducer: NormOfRanks + Debug + Send {
     fn has_unsynchronised(&self) -> bool;
 
     /// Drops what was accumulated for `variables`, or everything.
-    fn forget(&mut self, variables: Option<&HashSet<TensorId>>);
+    fn forget(&mut self, variables: Option<&Ids>);
 
     /// Checks that an optimizer that is to step takes what ranks are given; compares
     /// it with those of other ranks, should it be compared: what `facts` says of it.

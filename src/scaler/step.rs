@@ -1,12 +1,10 @@
 //! The trait by which the scaler steps an optimizer, and the gradients that it hands over.
 
-use std::collections::HashMap;
-
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Optimizer;
 
-use crate::autograd::version;
+use crate::autograd::{ById, version};
 use crate::kernels::multi_tensor::ScaledGradient;
 use crate::{Parameters, kernels};
 
@@ -80,7 +78,7 @@ pub struct OptimizerFacts(pub(crate) Vec<(String, String)>);
 /// variable (`F64` for `F64` ones), contiguous.
 #[derive(Debug)]
 pub struct UnscaledGradients<'a> {
-    by_variable: HashMap<TensorId, (&'a Tensor, ScaledGradient<'a>)>,
+    by_variable: ById<(&'a Tensor, ScaledGradient<'a>)>,
     skip: Option<&'a Tensor>,
 }
 

@@ -74,7 +74,8 @@ pub(super) fn cast_all(gpu: &Gpu, pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
             rows.add(dst.elem_count(), &[address_mut(dst)?, address(src)?, kinds]);
         }
         // Both tensors of a row have its `len`.
-        gpu.launch(&MANY, "cast_many")?.table(rows.table()).run(rows.grid())?;
+        let (table, grid) = rows.table();
+        gpu.launch(&MANY, "cast_many")?.table(table).run(grid)?;
     }
     Ok(())
 }

@@ -18,17 +18,15 @@ use crate::error::bail;
 ///
 /// 31.75 KiB: what a launch carries since CUDA 12.1, less a little for the other arguments.
 #[derive(Clone, Debug)]
-pub(crate) struct Table(Box<[u64; Table::WORDS]>);
+pub(crate) struct Table(Box<[u64]>);
 
 impl Table {
     pub(crate) const WORDS: usize = 4064;
 
     /// The `words`, at most [`WORDS`](Self::WORDS), and zeros after them.
-    pub(crate) fn new(words: &[u64]) -> Self {
-        let mut table = Box::new([0; Self::WORDS]);
-        let len = words.len().min(Self::WORDS);
-        table[..len].copy_from_slice(&words[..len]);
-        Self(table)
+    pub(crate) fn new(mut words: Vec<u64>) -> Self {
+        words.resize(Self::WORDS, 0); // as many as a kernel copies
+        Self(words.into_boxed_slice())
     }
 }
 
@@ -52,7 +50,7 @@ impl Value {
             Self::Int(int) => std::ptr::from_mut(int).cast(),
             Self::Float(float) => std::ptr::from_mut(float).cast(),
             Self::Double(double) => std::ptr::from_mut(double).cast(),
-            Self::Table(Table(words)) => std::ptr::from_mut(&mut **words).cast(),
+            Self::Table(Table(words)) => words.as_mut_ptr().cast(),
         }
     }
 }

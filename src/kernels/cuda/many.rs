@@ -18,7 +18,9 @@ impl<const W: usize> Many<W> {
     pub(crate) const ROWS: usize = (Table::WORDS - 1) / W;
 
     pub(crate) fn new() -> Self {
-        Self { words: vec![0], blocks: 0 }
+        let mut words = Vec::with_capacity(Table::WORDS);
+        words.push(0);
+        Self { words, blocks: 0 }
     }
 
     /// Adds a row, at most [`ROWS`](Self::ROWS), of a tensor of `len` elements.
@@ -35,12 +37,10 @@ impl<const W: usize> Many<W> {
         len.div_ceil(CHUNK)
     }
 
-    /// A block finds its row by `first_block`, and stays below that row's `len`.
-    pub(crate) fn grid(&self) -> Grid {
-        Grid::flat(self.blocks, Grid::THREADS)
-    }
-
-    pub(crate) fn table(&self) -> Table {
-        Table::new(&self.words)
+    /// With the grid to launch it on.
+    pub(crate) fn table(self) -> (Table, Grid) {
+        // A block finds its row by `first_block`, and stays below that row's `len`.
+        let grid = Grid::flat(self.blocks, Grid::THREADS);
+        (Table::new(self.words), grid)
     }
 }

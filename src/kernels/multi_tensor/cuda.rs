@@ -38,12 +38,11 @@ fn each(
                 DType::F32 => 0,
                 other => bail!("expected gradients in F32 or F64, found {other:?}"),
             };
-            let mut words = vec![address_mut(gradient)?, double];
-            words.extend(by.words()?);
-            rows.add(gradient.elem_count(), &words);
+            let [a, b, c, d] = by.words()?;
+            rows.add(gradient.elem_count(), &[address_mut(gradient)?, double, a, b, c, d]);
         }
-        let launch = gpu.launch(&SOURCE, kernel)?.table(rows.table());
-        let grid = rows.grid();
+        let (table, grid) = rows.table();
+        let launch = gpu.launch(&SOURCE, kernel)?.table(table);
         arguments(launch, number * TensorList::ROWS, grid.blocks[0])?.run(grid)?;
     }
     Ok(())
@@ -120,8 +119,14 @@ pub(super) fn clip_value(gpu: &Gpu, gradients: &[&Tensor], limit: f64) -> Result
 pub(super) fn any(gpu: &Gpu, flags: &[&DeviceFoundInf]) -> Result<Tensor> {
     // Flags of one pass lie side by side: mostly this is one range.
     let mut ranges: Vec<(u64, usize)> = Vec::new();
+    let mut pass = None;
     for flag in flags {
-        let start = address(&flag.counts)? + 8 * flag.at as u64;
+        let counts = match pass {
+            Some((id, counts)) if id == flag.counts.id() => counts,
+            _ => address(&flag.counts)?,
+        };
+        pass = Some((flag.counts.id(), counts));
+        let start = counts + 8 * flag.at as u64;
         match ranges.last_mut() {
             Some((first, len)) if *first + 4 * *len as u64 == start => *len += 2,
             _ => ranges.push((start, 2)),
@@ -133,7 +138,8 @@ pub(super) fn any(gpu: &Gpu, flags: &[&DeviceFoundInf]) -> Result<Tensor> {
         part.iter().for_each(|&(start, len)| rows.add(len, &[start]));
         let one = gpu.empty(1, DType::U32)?;
         // It stays below each range's `len`.
-        gpu.launch(&SOURCE, "any_of")?.table(rows.table()).write(&one)?.run(ONE)?;
+        let (table, _) = rows.table();
+        gpu.launch(&SOURCE, "any_of")?.table(table).write(&one)?.run(ONE)?;
         found.push(one);
     }
     match found.as_slice() {

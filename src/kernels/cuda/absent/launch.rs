@@ -104,7 +104,7 @@ pub(crate) struct Table;
 impl Table {
     pub(crate) const WORDS: usize = 4064;
 
-    pub(crate) fn new(_: &[u64]) -> Self {
+    pub(crate) fn new(_: Vec<u64>) -> Self {
         Self
     }
 }

@@ -73,7 +73,7 @@ fn launch(
         let place = skip.map_or(number, |skip| skip.places[number]);
         rows.add(slot.variable.elem_count(), &row(slot, place)?);
     }
-    let (table, grid) = (rows.table(), rows.grid());
+    let (table, grid) = rows.table();
     let numbers = slots.iter().map(|&(number, _)| number);
     let per_step = slots.iter().flat_map(|(_, slot)| per_step(slot.rule, slot.seed));
     let captured = capture::rows(numbers.collect(), per_step)? as usize;
@@ -99,7 +99,7 @@ fn launch(
 }
 
 /// The row of the table: `Row` in the `.cu`, after its first two words.
-fn row(slot: &Slot<'_>, place: usize) -> Result<Vec<u64>> {
+fn row(slot: &Slot<'_>, place: usize) -> Result<[u64; 24]> {
     let (keep, master) = match slot.master {
         Master::Itself => (0, None),
         Master::Full(master) => (1, Some(master)),
@@ -126,10 +126,11 @@ fn row(slot: &Slot<'_>, place: usize) -> Result<Vec<u64>> {
         aligned,
     ];
     let kinds = fields.iter().rev().fold(0, |kinds, field| kinds << 4 | field);
-    let mut row = addresses.to_vec();
-    row.extend([kinds, place as u64]);
-    row.extend(per_step(slot.rule, slot.seed));
-    row.extend(slot.by.words()?);
+    let mut row = [0; 24];
+    row[..6].copy_from_slice(&addresses);
+    row[6..8].copy_from_slice(&[kinds, place as u64]);
+    row[8..20].copy_from_slice(&per_step(slot.rule, slot.seed));
+    row[20..].copy_from_slice(&slot.by.words()?);
     Ok(row)
 }
 
@@ -154,24 +155,28 @@ pub(super) fn per_step(rule: Rule, seed: u64) -> [u64; capture::ROW] {
 
 /// The number of the step, and the settings in the order in which the `.cu` reads them.
 fn settings(rule: Rule) -> (u64, [f64; 10]) {
-    let flag = |flag: bool| f64::from(u8::from(flag));
-    let fill = |values: &[f64]| std::array::from_fn(|i| values.get(i).copied().unwrap_or(0.0));
+    let fill = |numbers: &[f64], flags: &[bool]| {
+        let flags = flags.iter().map(|&flag| f64::from(u8::from(flag)));
+        let mut settings = [0.0; 10];
+        let places = settings.iter_mut().zip(numbers.iter().copied().chain(flags));
+        places.for_each(|(place, setting)| *place = setting);
+        settings
+    };
     match rule {
         Rule::Sgd(r) => {
-            let flags = [r.nesterov, r.maximize, r.first].map(flag);
             let numbers = [r.lr, r.momentum, r.dampening, r.weight_decay];
-            (r.step, fill(&[&numbers[..], &flags].concat()))
+            (r.step, fill(&numbers, &[r.nesterov, r.maximize, r.first]))
         }
         Rule::AdamW(r) => {
             let numbers = [r.keep, r.beta1, r.beta2, r.eps, r.step_size, r.correction, r.lr];
-            (r.step, fill(&[&numbers[..], &[r.amsgrad, r.maximize].map(flag)].concat()))
+            (r.step, fill(&numbers, &[r.amsgrad, r.maximize]))
         }
-        Rule::Lion(r) => (0, fill(&[r.lr, r.keep, r.beta1, r.beta2, flag(r.maximize)])),
-        Rule::Average(share) => (0, fill(&[share])),
+        Rule::Lion(r) => (0, fill(&[r.lr, r.keep, r.beta1, r.beta2], &[r.maximize])),
+        Rule::Average(share) => (0, fill(&[share], &[])),
         Rule::LambMoments(r) | Rule::LambUpdate(r, _) => {
             let numbers =
                 [r.lr, r.weight_decay, r.beta1, r.beta2, r.eps, r.correction1, r.correction2];
-            (r.step, fill(&[&numbers[..], &[r.maximize, r.adapt, r.clip].map(flag)].concat()))
+            (r.step, fill(&numbers, &[r.maximize, r.adapt, r.clip]))
         }
     }
 }
