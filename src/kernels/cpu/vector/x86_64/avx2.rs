@@ -79,10 +79,12 @@ impl Vector for Avx2 {
             if mask == u16::MAX {
                 return Self::load(at);
             }
-            Self([
-                _mm256_maskload_ps(at, lanes(mask)),
-                _mm256_maskload_ps(at.wrapping_add(8), lanes(mask >> 8)),
-            ])
+            let low = _mm256_maskload_ps(at, lanes(mask));
+            let high = match mask >> 8 {
+                0 => _mm256_setzero_ps(), // as in rows of few pixels
+                mask => _mm256_maskload_ps(at.wrapping_add(8), lanes(mask)),
+            };
+            Self([low, high])
         }
     }
 
@@ -130,6 +132,7 @@ impl Vector for Avx2 {
                 match mask {
                     0xff => _mm256_storeu_ps(at, x),
                     0 => {}
+                    0x0f => _mm_storeu_ps(at, _mm256_castps256_ps128(x)),
                     // A masked store takes some twenty cycles on processors of AMD.
                     _ => {
                         let mut lanes = [0f32; 8];
