@@ -4,6 +4,9 @@
 //! product of a batch, `weights × image (channels × pixels)`. A product reads all weights, so images with few pixels
 //! are moved to channels last, for one product. wgrad always is: its sum is over the pixels of all images.
 //!
+//! A kernel as large as its image makes one pixel, as in a generator's first layer and a discriminator's last: with channels
+//! first it is such a convolution of images of one pixel, which has a channel for each number of the image.
+//!
 //! [`suits`] leaves the other cases to packed convolutions. With channels first a column is a pixel, so a product
 //! cannot add a bias. For some passes in BF16, packed convolutions avoid copies or transposes that a product makes.
 
@@ -23,6 +26,9 @@ pub(super) fn suits(
     bias: Option<&Tensor>,
     shape: &Shape,
 ) -> bool {
+    if one_pixel(shape).is_some() {
+        return true;
+    }
     let geometry = &shape.geometry;
     let one_tap = (shape.kernel_height, shape.kernel_width) == (1, 1)
         && geometry.stride == 1
@@ -50,6 +56,19 @@ pub(super) fn suits(
     one_tap && fits
 }
 
+/// The same convolution of images of one pixel, where the kernel is as large as the image.
+fn one_pixel(shape: &Shape) -> Option<Shape> {
+    let Geometry { padding, dilation, groups, format, .. } = shape.geometry;
+    let (image, kernel) = ((shape.height, shape.width), (shape.kernel_height, shape.kernel_width));
+    let covers = kernel == image && image != (1, 1) && padding == (0, 0) && dilation == 1;
+    let c_in = shape.c_in * shape.height * shape.width;
+    let geometry = Geometry { stride: 1, ..shape.geometry };
+    let (height, width, kernel_height, kernel_width) = (1, 1, 1, 1);
+    let one = Shape { c_in, height, width, kernel_height, kernel_width, geometry, ..*shape };
+    // With channels last an image has its numbers in another order than the weights.
+    (covers && groups == 1 && format == Format::ChannelsFirst).then_some(one)
+}
+
 /// Whether packed GEMM multiplies pairs of BF16, which it reads in wgrad where they lie, if their numbers suit.
 fn multiplies_pairs(operands: [&Tensor; 2], shape: &Shape) -> bool {
     shape.c_in.min(shape.c_out) > 1
@@ -74,6 +93,9 @@ pub(super) fn forward(
     shape: &Shape,
     out: DType,
 ) -> Result<Tensor> {
+    if let Some(shape) = one_pixel(shape) {
+        return forward(&x.reshape(&shape.input_dims()[..])?, weight, bias, &shape, out);
+    }
     if is_small(shape) {
         return to_nchw(&forward(&to_nhwc(x)?, weight, bias, &channels_last(shape), out)?);
     }
@@ -93,6 +115,15 @@ pub(super) fn dgrad(
     shape: &Shape,
     out: DType,
 ) -> Result<Tensor> {
+    if let Some(one) = one_pixel(shape) {
+        let pixels = shape.height * shape.width;
+        let of_each = |bias: &Tensor| {
+            bias.unsqueeze(1)?.broadcast_as((shape.c_in, pixels))?.flatten_all()?.contiguous()
+        };
+        let bias = bias.map(of_each).transpose()?;
+        let dx = dgrad(grad, weight, bias.as_ref(), &one, out)?;
+        return dx.reshape(&shape.input_dims()[..]);
+    }
     if is_small(shape) {
         return to_nchw(&dgrad(&to_nhwc(grad)?, weight, bias, &channels_last(shape), out)?);
     }
@@ -106,6 +137,10 @@ pub(super) fn dgrad(
 
 /// See [`super::wgrad`]; contiguous operands.
 pub(super) fn wgrad(x: &Tensor, grad: &Tensor, shape: &Shape, out: DType) -> Result<Tensor> {
+    if let Some(one) = one_pixel(shape) {
+        let dw = wgrad(&x.reshape(&one.input_dims()[..])?, grad, &one, out)?;
+        return dw.reshape(&shape.weight_dims()[..]);
+    }
     if shape.geometry.format == Format::ChannelsFirst {
         return wgrad(&to_nhwc(x)?, &to_nhwc(grad)?, &channels_last(shape), out);
     }

@@ -261,6 +261,22 @@ fn batches_tiles_and_kernels_that_are_not_square() {
     }
 }
 
+/// One product of all numbers of each image.
+#[test]
+fn kernels_as_large_as_the_image() {
+    let mut rng = generator(17);
+    for (dims, c_out) in
+        [([5, 7, 4, 4], 9), ([33, 3, 2, 5], 1), ([1, 1, 3, 1], 4), ([2, 40, 1, 6], 17)]
+    {
+        for (stride, dtype) in [(1, DType::F32), (3, DType::BF16), (1, DType::F16)] {
+            let x = random(&mut rng, &dims, dtype);
+            let weight = random(&mut rng, &[c_out, dims[1], dims[2], dims[3]], dtype);
+            let bias = random(&mut rng, &[c_out], DType::F32);
+            compare(&x, &weight, Some(&bias), dtype, geometry(stride, 0, 1, 1), dtype);
+        }
+    }
+}
+
 /// Columns of the output meet one tap or two, so that 32 images of the former are as much as 16 of the latter.
 #[test]
 fn phases_take_images_in_blocks_of_their_own() {
