@@ -10,6 +10,7 @@ mod gpus;
 mod lanes;
 mod names;
 mod packed;
+mod product;
 mod split;
 mod winograd;
 
@@ -257,22 +258,6 @@ fn batches_tiles_and_kernels_that_are_not_square() {
                 let geometry = geometry(stride, padding, 1, 1);
                 compare(&x, &weight, Some(&bias), dtype, geometry, dtype);
             }
-        }
-    }
-}
-
-/// One product of all numbers of each image.
-#[test]
-fn kernels_as_large_as_the_image() {
-    let mut rng = generator(17);
-    for (dims, c_out) in
-        [([5, 7, 4, 4], 9), ([33, 3, 2, 5], 1), ([1, 1, 3, 1], 4), ([2, 40, 1, 6], 17)]
-    {
-        for (stride, dtype) in [(1, DType::F32), (3, DType::BF16), (1, DType::F16)] {
-            let x = random(&mut rng, &dims, dtype);
-            let weight = random(&mut rng, &[c_out, dims[1], dims[2], dims[3]], dtype);
-            let bias = random(&mut rng, &[c_out], DType::F32);
-            compare(&x, &weight, Some(&bias), dtype, geometry(stride, 0, 1, 1), dtype);
         }
     }
 }

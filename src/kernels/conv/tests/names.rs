@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::kernels::choice::algorithm::take;
-use crate::kernels::conv::algorithm::Algorithm;
 use crate::kernels::conv::packed;
 use crate::kernels::cpu::vector::Vectors;
 use crate::kernels::cuda::PassKind;
@@ -39,25 +38,6 @@ fn a_pass_is_called_by_what_computed_it() {
         let x = of(numbers, x.dims(), f32);
         assert_eq!(by(forward(&x, &weight, None, geometry, f32)), names.packed);
         assert_eq!(by(wgrad(&x, &grad, weight.dims(), geometry, f32)), names.packed);
-    }
-}
-
-/// A kernel as large as the image leaves one pixel, and a product of whole images; not so with padding, or in groups.
-#[test]
-fn a_kernel_as_large_as_the_image_is_a_product() {
-    let of = |dims: [usize; 4]| Tensor::zeros(&dims, DType::F32, &Device::Cpu).unwrap();
-    for (padding, groups, product) in [(0, 1, true), (1, 1, false), (0, 2, false)] {
-        let (x, weight) = ([3, 6, 4, 5], [8, 6 / groups, 4, 5]);
-        let shape = Shape::new(&x, &weight, geometry(1, padding, 1, groups)).unwrap();
-        let (x, weight, grad) = (of(x), of(weight), of(shape.out_dims()));
-        for (pass, operands) in [
-            (PassKind::Forward, [&x, &weight]),
-            (PassKind::Dgrad, [&grad, &weight]),
-            (PassKind::Wgrad, [&x, &grad]),
-        ] {
-            let algorithm = Algorithm::of(pass, operands, None, &shape);
-            assert_eq!(matches!(algorithm, Algorithm::Product), product);
-        }
     }
 }
 
