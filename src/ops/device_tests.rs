@@ -6,7 +6,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::kernels::cuda::Gpu;
-use crate::kernels::testing::devices::gpus;
+use crate::kernels::testing::devices::{devices, gpus};
 use crate::kernels::testing::own_process::in_own_process;
 use crate::optim::{
     AdamW, AdamWConfig, Lamb, LambConfig, Masters, Schedule, Scheduler, Sgd, SgdConfig,
@@ -331,6 +331,27 @@ fn a_step_can_be_captured() -> Result<()> {
         // And a wait is an error: this test can fail.
         let x = Tensor::new(1f32, &device)?;
         assert!(gpu.capture(|| Ok(x.to_scalar::<f32>()?)).is_err());
+    }
+    Ok(())
+}
+
+/// Two norms of the same gradients, with a backward between them that overflows in one: whoever has another one of them would
+/// clip it by a norm that is not finite.
+#[test]
+fn what_overflows_before_a_second_norm_skips_all_that_it_clips() -> Result<()> {
+    for device in devices() {
+        let mut run = Run::new(&device, DType::F32);
+        let vars = run.parameters.vars();
+        run.backward(0, false)?;
+        run.scaler.clip_grad_norm(1e9).unwrap();
+        let x = Tensor::new(numbers(7, vars[1].elem_count(), true), &device)?;
+        let loss = (vars[1].as_tensor() * x)?.sum_all()?;
+        run.scaler.scale(&loss).unwrap().backward().unwrap();
+        run.scaler.clip_grad_norm(1e9).unwrap();
+        let before = run.values();
+        let mut sgd = Sgd::new(vec![vars[0].clone()], SgdConfig::default()).unwrap();
+        assert!(run.scaler.step(&mut sgd).unwrap().skipped().unwrap(), "{device:?}");
+        assert_eq!(run.values(), before);
     }
     Ok(())
 }

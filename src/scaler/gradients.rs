@@ -1,5 +1,7 @@
 //! The gradients a scaler collects between `update`s: accumulate, unscale, clip.
 
+use std::collections::HashSet;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor, TensorId};
@@ -54,6 +56,14 @@ pub(crate) struct Finding {
 impl Finding {
     fn is_empty(&self) -> bool {
         self.non_finite.is_none() && self.flags.is_empty()
+    }
+
+    /// Takes over what an earlier or later finding of the same variable has and this one has not.
+    fn extend(&mut self, other: &Self) {
+        self.non_finite = self.non_finite.or(other.non_finite);
+        if other.flags.len() > self.flags.len() {
+            self.flags = other.flags.clone(); // those of the earlier one, and more
+        }
     }
 
     /// Whether one of `findings` is an infinity or NaN: the verdict on a step.
@@ -390,17 +400,20 @@ impl Collected {
     /// Of `chosen`, and of what they were clipped with: they share one norm, and are skipped together.
     pub(crate) fn concerned(&self, chosen: &[usize]) -> Vec<Finding> {
         let mut all = self.findings(chosen);
-        // One norm is mostly that of all of them: each list once, or a thousand gradients have a million findings.
-        let mut lists: Vec<&Arc<[Finding]>> = Vec::new();
-        for list in chosen.iter().flat_map(|&at| &self.entries[at].clipped_with) {
-            if !lists.iter().any(|other| Arc::ptr_eq(other, list)) {
-                lists.push(list);
-            }
-        }
-        let mut seen: Ids = all.iter().map(|finding| finding.variable).collect();
-        for finding in lists.into_iter().flat_map(|list| list.iter()) {
-            if seen.insert(finding.variable) {
-                all.push(finding.clone());
+        let places = all.iter().enumerate().map(|(place, finding)| (finding.variable, place));
+        let mut places: ById<usize> = places.collect();
+        // Usually all share one norm: each list once, or n gradients have n² findings.
+        let mut seen = HashSet::new();
+        let lists = chosen.iter().flat_map(|&at| &self.entries[at].clipped_with);
+        let lists = lists.filter(|list| seen.insert(list.as_ptr()));
+        for finding in lists.flat_map(|list| list.iter()) {
+            match places.entry(finding.variable) {
+                Entry::Vacant(place) => {
+                    place.insert(all.len());
+                    all.push(finding.clone());
+                }
+                // A later list may have found more: it was made after another backward.
+                Entry::Occupied(place) => all[*place.get()].extend(finding),
             }
         }
         all
