@@ -6,8 +6,8 @@
 #
 # --real takes a quarter of an hour and more, most of it to compile. It unpacks and runs the folder where there is no
 # checkout, no toolchain and no network: the three calls, each within ten minutes. PYTHON is the one with PyTorch; TESTS are
-# those that read files or start programs, and GPU_CHECK_FEATURES is "cudnn", unless said
-# otherwise. OUT keeps what the calls leave.
+# those that read files or start programs, and GPU_CHECK_FEATURES is "cudnn", unless said otherwise. OUT keeps what the calls
+# leave.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(mktemp -d)
@@ -65,8 +65,8 @@ END
     ((status == 0)) || exit 1
     "${PYTHON:-python3}" - "$folder/out" <<'END'
 import json, sys, tarfile
-wanted = {  # by call: what a row's name has in it, and whether PyTorch has to stand beside it
-    "gpt2": {"gpt2 bf16": True, "by a graph": False, "by a graph / torch.compile": False, "copy 1 GiB": True,
+wanted = {  # by call: what a row's name begins with, and whether PyTorch has to stand beside it
+    "gpt2": {"gpt2 bf16": True, "gpt2 f16, by a graph": False, "gpt2 f16, by a graph / torch.compile": False, "copy 1 GiB": True,
              "host's part, adamw, gpt2": True,
              "product 8192 f16": True, "conv dgrad by cudnn graph, engine ": False, "conv forward by cudnn graph, engine ": False,
              "share of convolutions that fell back": False, "adamw, gpt2": True},
@@ -81,7 +81,7 @@ for call, names in wanted.items():
             if member.name.startswith("./bench-") and member.name.endswith(".json"):
                 rows += json.load(archive.extractfile(member))
     for name, beside_torch in names.items():
-        found = [row for row in rows if name in row["name"]]
+        found = [row for row in rows if row["name"].startswith(name)]
         if not found or beside_torch and not any(row["peer"] for row in found):
             wrong.append(f"{call}: no row {name!r}{' beside PyTorch' if found else ''}, of {len(rows)}")
 sys.exit("\n".join(wrong) or None)

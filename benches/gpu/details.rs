@@ -1,4 +1,4 @@
-//! What there is to say of a row besides its time. On a GPU only.
+//! Further numbers of a row, besides its time. On a GPU only.
 
 use anyhow::Result;
 use candle_amp_benches::measure::{median, seconds};
@@ -14,7 +14,7 @@ use crate::passes::Passes;
 use crate::steps::TrainingStep;
 use crate::workload::{Spec, Work};
 
-/// How often something is done for a detail.
+/// Repetitions for each detail.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Repeats {
     /// Steps, after the last of which nothing new is allocated.
@@ -91,10 +91,8 @@ impl Details<'_> {
     }
 
     fn host(&mut self, ours: Vec<f64>) -> Result<()> {
-        // PyTorch has no Lion and no LAMB.
-        let is_there = !matches!(self.spec.work, Work::Lion { .. } | Work::Lamb { .. });
         let request = Request::host(self.spec, self.repeats.host, self.spec.layout());
-        let torch = if is_there { self.ask(&request)? } else { None };
+        let torch = if self.spec.work.has_torch() { self.ask(&request)? } else { None };
         self.line("host's part", Unit::Seconds, median(ours), torch);
         Ok(())
     }

@@ -141,9 +141,7 @@ fn pass(what: &str, whose: &str, work: Work, copied: f64) -> Group {
     let spec = work.at(F32);
     let name = format!("{what}, {whose}");
     let mut group = Group::default();
-    let is_half = matches!(work, Work::Adamw { storage, .. } if storage != Storage::F32);
-    let has_none = matches!(work, Work::Lion { .. } | Work::Lamb { .. });
-    if !is_half && !has_none {
+    if work.has_torch() {
         group.row(&name, spec, Peer::Torch, Some(1.0));
     }
     let copy = Peer::Rate(copied, "copy");

@@ -215,7 +215,7 @@ fn measured(
         Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
     }
     for row in group.rows.iter().filter(|row| has_details(row)) {
-        let name = row.name.trim_end_matches(" / copy");
+        let name = row.name.strip_suffix(" / copy").unwrap_or(&row.name);
         for line in details::of(name, &row.ours, repeats, device, torch)? {
             table.print(line)?;
         }
@@ -223,8 +223,8 @@ fn measured(
     Ok(())
 }
 
-/// Whether a row's details are wanted: of the rows of one workload, one's. A graph's are those of its row beside the step as
-/// always, and a pass's those of its row beside the copy, which every pass has.
+/// Whether a row has details: once for each workload. A graph has them at its row beside the eager step, and a pass at its row
+/// beside the copy.
 fn has_details(row: &Row<Spec>) -> bool {
     let is_the_one = match row.peer {
         Peer::Torch => !row.ours.is_graphed() && !row.ours.work.is_pass(),

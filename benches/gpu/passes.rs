@@ -37,7 +37,7 @@ pub(crate) enum Storage {
 pub(crate) struct Taken {
     /// On the device too.
     pub(crate) all: f64,
-    /// Until the host has asked for it, of passes that begin when the device has nothing to do.
+    /// Until the host has asked for it: a mean over passes one after another, of which the first finds an idle device.
     pub(crate) host: f64,
 }
 

@@ -71,6 +71,15 @@ impl Work {
         !matches!(self, Self::Copy { .. }) && self.bytes().is_some()
     }
 
+    /// Whether PyTorch has the same: it has no Lion, no LAMB and no masters.
+    pub(crate) fn has_torch(self) -> bool {
+        match self {
+            Self::Lion { .. } | Self::Lamb { .. } => false,
+            Self::Adamw { storage, .. } => storage == Storage::F32,
+            _ => true,
+        }
+    }
+
     /// Bytes that must be read and written, however it is done.
     fn bytes(self) -> Option<usize> {
         let of = |parameters: Parameters, each: usize| Some(parameters.count() * each);

@@ -126,7 +126,7 @@ impl Autocast {
     /// | `packed, amx-bf16x3` | CPU | F32 as sums of three BF16 terms, on AMX; F16 of two, in convolutions of three (see below) |
     /// | `depthwise, avx512`, `depthwise, avx2`, `depthwise, neon` | CPU | a group for each channel, by the instructions named |
     /// | `depthwise` | CPU | the same, by the compiler's loops |
-    /// | `product` | CPU | a 1x1 convolution as a matrix product |
+    /// | `product` | CPU | a convolution by one tap, or by a kernel as large as the image, as a matrix product |
     /// | `via nchw` | CPU | in the log: a channels-last convolution is moved to channels first and back; what computes it there is next |
     /// | `im2col`, `gemm crate` | CPU | operands widened to F32, and the product of the `gemm` crate |
     /// | `im2col, f64`, `gemm crate, f64` | CPU | the same in F64 |

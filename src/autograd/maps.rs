@@ -11,12 +11,12 @@ pub(super) type ByPlace<V> = HashMap<usize, V, BuildHasherDefault<NumberHasher>>
 /// Values by tensor.
 pub(crate) type ById<V> = HashMap<TensorId, V, BuildHasherDefault<NumberHasher>>;
 
-/// Tensors.
+/// A set of tensors.
 pub(crate) type Ids = HashSet<TensorId, BuildHasherDefault<NumberHasher>>;
 
-/// By multiplication: every operator looks for its inputs and every step for its gradients, and the default hash takes several
-/// times as long. Nobody chooses these numbers to make them collide.
-#[derive(Clone, Debug, Default)]
+/// Hashes by multiplication: every operator looks for its inputs and every step for its gradients, and the default hash takes
+/// many times as long. Nobody chooses these numbers to make them collide.
+#[derive(Default)]
 pub(crate) struct NumberHasher(u64);
 
 impl Hasher for NumberHasher {

@@ -4,8 +4,8 @@
 //! product of a batch, `weights × image (channels × pixels)`. A product reads all weights, so images with few pixels
 //! are moved to channels last, for one product. wgrad always is: its sum is over the pixels of all images.
 //!
-//! A kernel as large as its image makes one pixel, as in a generator's first layer and a discriminator's last: with channels
-//! first it is such a convolution of images of one pixel, which has a channel for each number of the image.
+//! A kernel as large as its image gives one pixel, as in a discriminator's last layer; its dgrad is a generator's first. With
+//! channels first, that is a 1 × 1 convolution of images of one pixel, with a channel for each element of the image.
 //!
 //! [`suits`] leaves the other cases to packed convolutions. With channels first a column is a pixel, so a product
 //! cannot add a bias. For some passes in BF16, packed convolutions avoid copies or transposes that a product makes.
@@ -60,12 +60,13 @@ pub(super) fn suits(
 fn one_pixel(shape: &Shape) -> Option<Shape> {
     let Geometry { padding, dilation, groups, format, .. } = shape.geometry;
     let (image, kernel) = ((shape.height, shape.width), (shape.kernel_height, shape.kernel_width));
+    // One that has a single pixel already is 1 × 1.
     let covers = kernel == image && image != (1, 1) && padding == (0, 0) && dilation == 1;
     let c_in = shape.c_in * shape.height * shape.width;
     let geometry = Geometry { stride: 1, ..shape.geometry };
     let (height, width, kernel_height, kernel_width) = (1, 1, 1, 1);
     let one = Shape { c_in, height, width, kernel_height, kernel_width, geometry, ..*shape };
-    // With channels last an image has its numbers in another order than the weights.
+    // With channels last an image has its elements in another order than the weights.
     (covers && groups == 1 && format == Format::ChannelsFirst).then_some(one)
 }
 
@@ -93,8 +94,8 @@ pub(super) fn forward(
     shape: &Shape,
     out: DType,
 ) -> Result<Tensor> {
-    if let Some(shape) = one_pixel(shape) {
-        return forward(&x.reshape(&shape.input_dims()[..])?, weight, bias, &shape, out);
+    if let Some(one) = one_pixel(shape) {
+        return forward(&x.reshape(&one.input_dims()[..])?, weight, bias, &one, out);
     }
     if is_small(shape) {
         return to_nchw(&forward(&to_nhwc(x)?, weight, bias, &channels_last(shape), out)?);
@@ -117,9 +118,8 @@ pub(super) fn dgrad(
 ) -> Result<Tensor> {
     if let Some(one) = one_pixel(shape) {
         let pixels = shape.height * shape.width;
-        let of_each = |bias: &Tensor| {
-            bias.unsqueeze(1)?.broadcast_as((shape.c_in, pixels))?.flatten_all()?.contiguous()
-        };
+        let of_each =
+            |bias: &Tensor| bias.unsqueeze(1)?.broadcast_as((shape.c_in, pixels))?.flatten_all();
         let bias = bias.map(of_each).transpose()?;
         let dx = dgrad(grad, weight, bias.as_ref(), &one, out)?;
         return dx.reshape(&shape.input_dims()[..]);

@@ -25,7 +25,7 @@ impl Table {
 
     /// The `words`, at most [`WORDS`](Self::WORDS), and zeros after them.
     pub(crate) fn new(mut words: Vec<u64>) -> Self {
-        words.resize(Self::WORDS, 0); // as many as a kernel copies
+        words.resize(Self::WORDS, 0); // a launch copies so many, whatever is used
         Self(words.into_boxed_slice())
     }
 }

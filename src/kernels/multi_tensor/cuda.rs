@@ -123,9 +123,12 @@ pub(super) fn any(gpu: &Gpu, flags: &[&DeviceFoundInf]) -> Result<Tensor> {
     for flag in flags {
         let counts = match pass {
             Some((id, counts)) if id == flag.counts.id() => counts,
-            _ => address(&flag.counts)?,
+            _ => {
+                let counts = address(&flag.counts)?;
+                pass = Some((flag.counts.id(), counts));
+                counts
+            }
         };
-        pass = Some((flag.counts.id(), counts));
         let start = counts + 8 * flag.at as u64;
         match ranges.last_mut() {
             Some((first, len)) if *first + 4 * *len as u64 == start => *len += 2,

@@ -4,7 +4,7 @@ use super::*;
 use crate::kernels::conv::algorithm::Algorithm;
 use crate::kernels::cuda::PassKind;
 
-/// One product of all numbers of each image.
+/// One product of all elements of each image.
 #[test]
 fn kernels_as_large_as_the_image() {
     let mut rng = generator(17);
@@ -13,28 +13,45 @@ fn kernels_as_large_as_the_image() {
     {
         for (stride, dtype) in [(1, DType::F32), (3, DType::BF16), (1, DType::F16)] {
             let x = random(&mut rng, &dims, dtype);
-            let weight = random(&mut rng, &[c_out, dims[1], dims[2], dims[3]], dtype);
             let bias = random(&mut rng, &[c_out], DType::F32);
-            compare(&x, &weight, Some(&bias), dtype, geometry(stride, 0, 1, 1), dtype);
+            for weights in [dtype, DType::BF16] {
+                let weight = random(&mut rng, &[c_out, dims[1], dims[2], dims[3]], weights);
+                compare(&x, &weight, Some(&bias), dtype, geometry(stride, 0, 1, 1), dtype);
+            }
         }
     }
 }
 
-/// A kernel as large as the image leaves one pixel, and a product of whole images; not so with padding, or in groups.
+/// A kernel as large as the image leaves one pixel, and a product of whole images; not so with padding, in groups, or with
+/// channels last.
 #[test]
 fn a_kernel_as_large_as_the_image_is_a_product() {
     let of = |dims: [usize; 4]| Tensor::zeros(&dims, DType::F32, &Device::Cpu).unwrap();
-    for (padding, groups, product) in [(0, 1, true), (1, 1, false), (0, 2, false)] {
-        let (x, weight) = ([3, 6, 4, 5], [8, 6 / groups, 4, 5]);
-        let shape = Shape::new(&x, &weight, geometry(1, padding, 1, groups)).unwrap();
-        let (x, weight, grad) = (of(x), of(weight), of(shape.out_dims()));
+    let first = geometry(1, 0, 1, 1);
+    for (geometry, image, product) in [
+        (first, [4, 5], true),
+        (geometry(3, 0, 1, 1), [1, 5], true),
+        (geometry(1, 1, 1, 1), [4, 5], false),
+        (geometry(1, 0, 1, 2), [4, 5], false),
+        (turned(first), [4, 5], false),
+    ] {
+        let weight = of([8, 6 / geometry.groups, image[0], image[1]]);
+        let dims = match geometry.format {
+            Format::ChannelsFirst => [3, 6, image[0], image[1]],
+            Format::ChannelsLast => [3, image[0], image[1], 6],
+        };
+        let shape = Shape::new(&dims, weight.dims(), geometry).unwrap();
+        let (x, grad) = (of(dims), of(shape.out_dims()));
         for (pass, operands) in [
             (PassKind::Forward, [&x, &weight]),
             (PassKind::Dgrad, [&grad, &weight]),
             (PassKind::Wgrad, [&x, &grad]),
         ] {
-            let algorithm = Algorithm::of(pass, operands, None, &shape);
-            assert_eq!(matches!(algorithm, Algorithm::Product), product);
+            for bias in [None, Some(&of([1, 1, 1, 8]))] {
+                let algorithm = Algorithm::of(pass, operands, bias, &shape);
+                let is_product = matches!(algorithm, Algorithm::Product);
+                assert_eq!(is_product, product, "{}, {shape:?}", pass.name());
+            }
         }
     }
 }

@@ -32,7 +32,9 @@ static LAMB: Source = source!("lamb", 4);
 static REBUILD: Source = source!("rebuild", 5);
 
 /// Of as many words per tensor as `Row` in the `.cu`.
-type TensorList = Many<26>;
+type TensorList = Many<{ 2 + ROW }>;
+/// Those words but for the first two: addresses, kinds and place, what a captured step reads anew, and the multiplier.
+const ROW: usize = 6 + 2 + capture::ROW + 4;
 
 /// One step of every slot, all on `gpu`.
 pub(super) fn step(gpu: &Gpu, slots: &[Slot<'_>], skip: Option<Skip<'_>>) -> Result<()> {
@@ -99,7 +101,7 @@ fn launch(
 }
 
 /// The row of the table: `Row` in the `.cu`, after its first two words.
-fn row(slot: &Slot<'_>, place: usize) -> Result<[u64; 24]> {
+fn row(slot: &Slot<'_>, place: usize) -> Result<[u64; ROW]> {
     let (keep, master) = match slot.master {
         Master::Itself => (0, None),
         Master::Full(master) => (1, Some(master)),
@@ -126,11 +128,10 @@ fn row(slot: &Slot<'_>, place: usize) -> Result<[u64; 24]> {
         aligned,
     ];
     let kinds = fields.iter().rev().fold(0, |kinds, field| kinds << 4 | field);
-    let mut row = [0; 24];
-    row[..6].copy_from_slice(&addresses);
-    row[6..8].copy_from_slice(&[kinds, place as u64]);
-    row[8..20].copy_from_slice(&per_step(slot.rule, slot.seed));
-    row[20..].copy_from_slice(&slot.by.words()?);
+    let mut row = [0; ROW];
+    let words = addresses.into_iter().chain([kinds, place as u64]);
+    let words = words.chain(per_step(slot.rule, slot.seed)).chain(slot.by.words()?);
+    row.iter_mut().zip(words).for_each(|(place, word)| *place = word);
     Ok(row)
 }
 
