@@ -203,7 +203,7 @@ cifar10() {
     # As its twin: F32 variables, channels last.
     step cifar10 120 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu --autocast \
         --channels-last --json "$logs/cifar10.json" "${data[@]}" "${small[@]}"
-    # The same run in PyTorch, for its times; but for SMOKE, where only that it works is asked.
+    # The same run in PyTorch, for its times; with SMOKE=1 another one, to see that it works.
     step cifar10-torch 40 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json" "${smoke[@]}"
     step cifar10-torch-compiled 90 "$python" "$here/benches/gpu/cifar10_twin.py" --compile \
         --json "$logs/cifar10-torch-compiled.json" "${smoke[@]}"

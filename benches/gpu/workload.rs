@@ -71,7 +71,7 @@ impl Work {
         !matches!(self, Self::Copy { .. }) && self.bytes().is_some()
     }
 
-    /// Whether PyTorch has the same: it has no Lion, no LAMB and no masters.
+    /// Whether PyTorch has the same: it has no Lion, no LAMB, and no AdamW of BF16 variables with masters.
     pub(crate) fn has_torch(self) -> bool {
         match self {
             Self::Lion { .. } | Self::Lamb { .. } => false,
