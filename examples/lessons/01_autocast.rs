@@ -3,10 +3,10 @@
 use candle_amp::nn::{self, Activation, Module, VarMap};
 use candle_amp::optim::{Sgd, SgdConfig};
 use candle_amp::{Autocast, GradScaler, Parameters, ops, random};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 
 pub(crate) fn main() -> candle_amp::Result<()> {
-    let x = Tensor::randn(0f32, 1.0, (128, 8), &Device::Cpu)?;
+    let x = random::randn(0.0, 1.0, (128, 8), DType::F32, &Device::Cpu)?;
     let y = x.sum(1)?.ge(0f32)?; // which of two classes
     for amp in [Autocast::disabled(), Autocast::new(DType::BF16)] {
         random::manual_seed(1); // the same initial values both times

@@ -2,12 +2,12 @@
 
 use candle_amp::nn::{Linear, Module};
 use candle_amp::optim::{Sgd, SgdConfig};
-use candle_amp::{Autocast, GradScaler, ScaleConfig, ops};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_amp::{Autocast, GradScaler, ScaleConfig, ops, random};
+use candle_core::{DType, Device, Var};
 
 pub(crate) fn main() -> candle_amp::Result<()> {
-    let x = Tensor::randn(0f32, 1.0, (512, 16), &Device::Cpu)?;
-    let y = x.matmul(&Tensor::randn(0f32, 1e-3, (16, 2048), &Device::Cpu)?)?;
+    let x = random::randn(0.0, 1.0, (512, 16), DType::F32, &Device::Cpu)?;
+    let y = x.matmul(&random::randn(0.0, 1e-3, (16, 2048), DType::F32, &Device::Cpu)?)?;
     let amp = Autocast::new(DType::F16);
     for init_scale in [1.0, 65536.0] {
         let weight = Var::zeros((2048, 16), DType::F32, &Device::Cpu)?;

@@ -15,7 +15,7 @@ fn start(x: &Tensor) -> candle_core::Result<(nn::Linear, Vec<Var>, Tensor)> {
 }
 
 pub(crate) fn main() -> candle_amp::Result<()> {
-    let x = Tensor::randn(0f32, 1.0, (64, 8), &Device::Cpu)?.to_dtype(DType::BF16)?;
+    let x = random::randn(0.0, 1.0, (64, 8), DType::F32, &Device::Cpu)?.to_dtype(DType::BF16)?;
     let loss = |layer: &nn::Linear, y| ops::mse(&layer.forward(&x)?.to_dtype(DType::F32)?, y);
     let (plain, vars, y) = start(&x)?;
     let mut sgd = SGD::new(vars, 0.02)?;

@@ -3,10 +3,10 @@
 use candle_amp::nn::{self, Module, VarMap};
 use candle_amp::optim::{Accumulation, Sgd, SgdConfig};
 use candle_amp::{Autocast, GradScaler, Parameters, ops, random};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 
 pub(crate) fn main() -> candle_amp::Result<()> {
-    let x = Tensor::randn(0f32, 1.0, (64, 8), &Device::Cpu)?;
+    let x = random::randn(0.0, 1.0, (64, 8), DType::F32, &Device::Cpu)?;
     let y = x.sum_keepdim(1)?;
     let (amp, mut norms) = (Autocast::new(DType::F16), Vec::new());
     for micro_batches in [1, 4] {

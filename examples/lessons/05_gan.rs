@@ -17,15 +17,15 @@ pub(crate) fn main() -> candle_amp::Result<()> {
     let mut of_generator = AdamW::new(all.filter(|n| n.starts_with("generator.")), config)?;
     let mut of_critic = AdamW::new(all.filter(|n| n.starts_with("critic.")), config)?;
     let (mut scaler, amp) = (GradScaler::default(), Autocast::new(DType::F16));
-    let mse = |x: &Tensor, wanted: &Tensor| ops::mse(&critic.forward(x)?, wanted);
+    let normal = |mean, std| random::randn(mean, std, (64, 1), DType::F32, &Device::Cpu);
+    let mse = |x: &Tensor, wanted: f64| ops::mse(&critic.forward(x)?, &(x.zeros_like()? + wanted)?);
     for step in 0..=1000 {
-        let real = Tensor::randn(3f32, 0.5, (64, 1), &Device::Cpu)?;
-        let (ones, zeros) = (real.ones_like()?, real.zeros_like()?);
-        let fake = amp.scope(|| generator.forward(&real.randn_like(0.0, 1.0)?))?;
-        let loss = amp.scope(|| ops::add(&mse(&real, &ones)?, &mse(&fake.detach(), &zeros)?))?;
+        let (real, noise) = (normal(3.0, 0.5)?, normal(0.0, 1.0)?);
+        let fake = amp.scope(|| generator.forward(&noise))?;
+        let loss = amp.scope(|| ops::add(&mse(&real, 1.0)?, &mse(&fake.detach(), 0.0)?))?;
         scaler.scale(&loss)?.backward()?;
         let _ = scaler.step(&mut of_critic)?; // its own variables only
-        let loss = amp.scope(|| mse(&fake, &ones))?;
+        let loss = amp.scope(|| mse(&fake, 1.0))?;
         scaler.scale(&loss)?.backward()?; // adds nothing to the critic, which was stepped
         let _ = scaler.step(&mut of_generator)?;
         scaler.update()?; // once, at the end

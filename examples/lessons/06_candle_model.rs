@@ -1,6 +1,6 @@
 //! Lesson 6, an unmodified candle model: it gets F16 copies of F32 masters, and knows nothing of this crate.
 
-use candle_amp::{GradScaler, MasterVars, ops};
+use candle_amp::{GradScaler, MasterVars, ops, random};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{AdamW, Module, VarBuilder};
 
@@ -15,7 +15,7 @@ fn model(norm: bool, vb: VarBuilder) -> candle_core::Result<candle_nn::Sequentia
 }
 
 pub(crate) fn main() -> candle_amp::Result<()> {
-    let x = Tensor::randn(0f32, 1.0, (64, 8), &Device::Cpu)?;
+    let x = random::randn(0.0, 1.0, (64, 8), DType::F32, &Device::Cpu)?;
     let (y, x) = (x.sum(1)?.ge(0f32)?, x.to_dtype(DType::F16)?);
     for norm in [true, false] {
         let masters = MasterVars::new(DType::F16, &Device::Cpu);

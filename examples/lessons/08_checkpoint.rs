@@ -3,7 +3,7 @@
 use candle_amp::checkpoints::{Checkpoint, Checkpointer};
 use candle_amp::nn::{self, Module, VarMap};
 use candle_amp::optim::{AdamW, AdamWConfig};
-use candle_amp::{Autocast, GradScaler, Parameters, Result, ops};
+use candle_amp::{Autocast, GradScaler, Parameters, Result, ops, random};
 use candle_core::{DType, Device, Tensor};
 
 /// Eight steps, or those that are left after the last checkpoint. Returns their losses.
@@ -27,7 +27,7 @@ fn train(x: &Tensor, folder: &Checkpointer) -> Result<Vec<f32>> {
 }
 
 pub(crate) fn main() -> Result<()> {
-    let x = Tensor::randn(0f32, 1.0, (64, 8), &Device::Cpu)?;
+    let x = random::randn(0.0, 1.0, (64, 8), DType::F32, &Device::Cpu)?;
     let path = std::env::temp_dir().join(format!("lesson-8-{}", std::process::id()));
     let folder = Checkpointer::new(&path)?; // keeps the last three
     let whole = train(&x, &folder)?;

@@ -3,11 +3,11 @@
 use candle_amp::nn::{self, Activation, Module, VarMap};
 use candle_amp::optim::{Sgd, SgdConfig};
 use candle_amp::{Autocast, GradScaler, Parameters, ScaleConfig, ops, random};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 
 pub(crate) fn main() -> candle_amp::Result<()> {
     random::manual_seed(1);
-    let x = Tensor::randn(0f32, 1.0, (64, 8), &Device::Cpu)?;
+    let x = random::randn(0.0, 1.0, (64, 8), DType::F32, &Device::Cpu)?;
     let y = (x.sum_keepdim(1)? * 20.0)?; // large targets, so large gradients
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
@@ -28,7 +28,7 @@ pub(crate) fn main() -> candle_amp::Result<()> {
         if outcome.skipped()? {
             let report = outcome.report(&all)?;
             println!("step {step}, {report}\n");
-            assert!(report.iter().any(|(name, _)| name == Some("out.weight")));
+            assert!(report.iter().count() >= if step == 0 { 4 } else { 1 }); // all at first
         }
         scaler.update()?;
     }
