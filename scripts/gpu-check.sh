@@ -9,7 +9,7 @@
 # compiled for, 90 by default.
 #
 # GPU_CHECK_EMULATED=1 builds for the emulated GPU instead, without optimisation and compiled kernels: scripts/gpu-run-check.sh
-# rehearses with that.
+# rehearses with that. GPU_CHECK_ALSO, features with commas, are added to each set, for a folder of what is built already.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -75,15 +75,15 @@ cp -r --parents README.md CHANGELOG.md Cargo.toml Cargo.lock docs src examples/q
     tests/fuzz/corpus benches/common/*.py benches/gpu/*.py scripts/*-kernel*.py "$folder"
 cp scripts/gpu-run.sh "$folder/run.sh"
 cp scripts/cifar10-table.py "$folder"
-for features in "${variants[@]}"; do
-    bin=$folder/bin/$features
-    if [[ $features == nccl ]]; then # for the tests of its engine alone
-        executables "$bin" test --no-run --features nccl --lib
+for variant in "${variants[@]}"; do
+    bin=$folder/bin/$variant features=$variant${GPU_CHECK_ALSO:+,$GPU_CHECK_ALSO}
+    if [[ $variant == nccl ]]; then # for the tests of its engine alone
+        executables "$bin" test --no-run --features "$features" --lib
         continue
     fi
     executables "$bin" test --no-run --features "$features" --lib --test it
     executables "$bin" build "${profile[@]}" --features "$features" --example cifar10
-    executables "$bin" build "${profile[@]}" --features "$features" --manifest-path benches/Cargo.toml --bin gpu
+    executables "$bin" build "${profile[@]}" --features "$variant" --manifest-path benches/Cargo.toml --bin gpu
 done
 
 mkdir "$folder/cache"

@@ -2,12 +2,12 @@
 # Rehearses scripts/gpu-run.sh, whose real run needs a GPU. Says what is wrong, and fails.
 #
 #   gpu-run-check.sh          with programs that stand in for the tests: one that dies, one that hangs
-#   gpu-run-check.sh --real   with the folder that gpu-check.sh builds, on the emulated GPU; needs to be root
+#   gpu-run-check.sh --real   with the folder that gpu-check.sh builds, on the emulated GPU
 #
-# --real takes a quarter of an hour and more, most of it to compile. It unpacks and runs the folder where there is no
-# checkout, no toolchain and no network: the three calls, each within ten minutes. PYTHON is the one with PyTorch; TESTS are
-# those that read files or start programs, and GPU_CHECK_FEATURES is "cudnn", unless said otherwise. OUT keeps what the calls
-# leave.
+# --real takes a quarter of an hour where nothing is built. It unpacks and runs the folder where there is no checkout, no
+# toolchain and no network, if it may have namespaces of its own, as root may: the three calls, each within ten minutes.
+# Rows have to stand beside PyTorch if PYTHON has that. TESTS are those that read files or start programs, and
+# GPU_CHECK_FEATURES is "cudnn", unless said otherwise. OUT keeps what the calls leave.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(mktemp -d)
@@ -53,17 +53,25 @@ for call in tests gpt2 resnets; do # ten minutes each
 done
 exit "$status"
 END
-    local hidden=("$PWD" "$CARGO_TARGET_DIR") path status=0
+    local hidden=("$PWD" "$CARGO_TARGET_DIR") apart=(unshare --mount --net) beside_torch=false path status=0
+    ((EUID == 0)) || apart+=(--map-root-user)
+    mkdir "$folder/empty"
     # Not cargo's registry: emulated, candle's kernels are compiled from there when they are loaded.
     for path in "${CARGO_HOME:-$HOME/.cargo}/bin" "${RUSTUP_HOME:-$HOME/.rustup}"; do
         [[ ! -d $path ]] || hidden+=("$path")
     done
+    if ! "${apart[@]}" mount -t tmpfs none "$folder/empty" 2>/dev/null; then
+        echo "GPU check: checkout, toolchain and network NOT HIDDEN from it, for that is not allowed here" |
+            tee -a "${NOT_RUN:-/dev/null}" >&2
+        hidden=() apart=()
+    fi
+    ! "${PYTHON:-python3}" -c 'import torch' 2>/dev/null || beside_torch=true
     local kept=("HOME=$HOME" "PATH=$PATH" "PYTHON=$folder/cuda/tools/python" "REAL_PYTHON=${PYTHON:-python3}" "SMOKE=1" "SECONDS_A_GROUP=240"
         "FEATURES=${GPU_CHECK_FEATURES% nccl}" "TESTS=${TESTS:-golden modules:: corpus candle_methods public_api operator_table readme errors instructions:: kernels::cuda::}")
-    (cd "$folder" && unshare --mount --net env -i "${kept[@]}" bash calls.sh "${hidden[@]}") || status=1
+    (cd "$folder" && "${apart[@]}" env -i "${kept[@]}" bash calls.sh "${hidden[@]}") || status=1
     [[ -z ${OUT:-} ]] || cp -r "$folder/out" "$OUT"
     ((status == 0)) || exit 1
-    "${PYTHON:-python3}" - "$folder/out" <<'END'
+    "${PYTHON:-python3}" - "$folder/out" "$beside_torch" <<'END'
 import json, sys, tarfile
 wanted = {  # by call: what a row's name begins with, and whether PyTorch has to stand beside it
     "gpt2": {"gpt2 bf16": True, "gpt2 f16, by a graph": False, "gpt2 f16, by a graph / torch.compile": False, "copy 1 GiB": True,
@@ -73,7 +81,7 @@ wanted = {  # by call: what a row's name begins with, and whether PyTorch has to
     "resnets": {"resnet50 channels-last batch 128 bf16": True, "conv wgrad by cudnn graph, engine ": False,
                 "resnet18 bf16, by a graph / torch.compile": False},
 }
-wrong = []
+wrong, has_torch = [], sys.argv[2] == "true"
 for call, names in wanted.items():
     rows = []
     with tarfile.open(f"{sys.argv[1]}/{call}.tar.gz") as archive:
@@ -82,7 +90,7 @@ for call, names in wanted.items():
                 rows += json.load(archive.extractfile(member))
     for name, beside_torch in names.items():
         found = [row for row in rows if row["name"].startswith(name)]
-        if not found or beside_torch and not any(row["peer"] for row in found):
+        if not found or beside_torch and has_torch and not any(row["peer"] for row in found):
             wrong.append(f"{call}: no row {name!r}{' beside PyTorch' if found else ''}, of {len(rows)}")
 sys.exit("\n".join(wrong) or None)
 END
@@ -124,12 +132,14 @@ cat >"$folder/bin/cudnn/gpu" <<'END'
 #!/usr/bin/env bash
 while (($#)); do
     case $1 in
+        --python) python=$2 ;;
         --part) part=$2 ;;
         --json) json=$2 ;;
         --progress) progress=$2 ;;
     esac
     shift
 done
+"$python" -c 'import torch' || exit
 for ((group = $(cat "$progress" 2>/dev/null || echo 0); group < 3; group++)); do
     echo $((group + 1)) >"$progress"
     [[ $part != gpt2 || $group != 1 ]] || kill -SEGV $$
@@ -161,13 +171,19 @@ printf '#!/usr/bin/env bash\n[[ $1 == --list ]] || exec sleep 1000\n' >"$folder/
 cp "$folder/bin/cudnn/it" "$folder/bin/cuda/it"
 chmod +x "$folder"/bin/*/*
 
+# A Python without PyTorch, and one with it.
+mkdir -p "$folder"/python/{without,with}
+echo 'raise ImportError' >"$folder/python/without/torch.py"
+echo '__version__, version = "0", __import__("types").SimpleNamespace(cuda=None)' >"$folder/python/with/torch.py"
+
+export PYTHONPATH=$folder/python/without
 start=$SECONDS status=0
 SECONDS_A_CALL=24 "$folder/run.sh" tests "$folder/out" >"$folder/output" 2>&1 || status=$?
 wrong() { echo "gpu-run.sh: $*" >&2 && cat "$folder/output" >&2 && exit 1; }
 ((status == 1)) || wrong "its status is $status, and some tests failed"
 ((SECONDS - start <= 40)) || wrong "it took $((SECONDS - start)) seconds, of 24"
 for line in '139  lib-cudnn' '0  lib-cudnn-alone-b__four' '0  lib-cudnn-alone-b__five' '101  lib-cudnn-alone-b__three' \
-    'lib-cudnn: of 3 tests that did not pass, 2 pass alone, and 0 had no time' '0  it-cudnn' '0  nccl' 'nccl: skipped: one rank a GPU' '124  lib-cuda' '0  it-cuda'; do
+    'PyTorch is not there: the crate is measured alone' 'lib-cudnn: of 3 tests that did not pass, 2 pass alone, and 0 had no time' '0  it-cudnn' '0  nccl' 'nccl: skipped: one rank a GPU' '124  lib-cuda' '0  it-cuda'; do
     grep -q -- " $line\$" "$folder/out/tests.txt" || wrong "the summary lacks \"$line\""
 done
 [[ $(ls "$folder/out") == $'tests.tar.gz\ntests.txt' ]] || wrong "it leaves other files: $(ls "$folder/out")"
@@ -197,6 +213,7 @@ for line in '124  lib-slow' '0  memcheck-kernels__attention' '0  memcheck-kernel
 done
 
 # The other calls: what ended a process does not take along what comes after.
+PYTHONPATH=$folder/python/with
 for call in gpt2 resnets; do
     status=0
     SECONDS_A_CALL=30 FEATURES=cudnn "$folder/run.sh" "$call" "$folder/out" >"$folder/output" 2>&1 || status=$?

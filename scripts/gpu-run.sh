@@ -9,7 +9,8 @@
 #
 # Lies in the folder that scripts/gpu-check.sh has built, with all that it needs but a CUDA 13 driver and
 # CUDA's libraries. Those come from LD_LIBRARY_PATH, or from the Python packages that PyTorch's wheels
-# bring. PYTHON, python3 by default, is the one whose PyTorch is measured beside the crate.
+# bring. PYTHON, python3 by default, is the one whose PyTorch is measured beside the crate; where it has none, the crate is
+# measured alone.
 #
 # OUT (./out) gets two files, CALL.tar.gz with all output and CALL.txt, the summary that also ends this
 # output. Both are written anew after each step, so that a call that is cut short leaves what it has.
@@ -187,7 +188,7 @@ benchmark() { # part, seconds at most, options...
     read -ra options <<<"${BENCH_OPTIONS:-$*}"
     while ((left > 0)); do
         LINES_SHOWN=300 step "bench-$part$again" "$left" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" \
-            --python "$python" --part "$part" --json "$logs/bench-$part.json" --progress "$logs/bench-$part.next" \
+            "${torch[@]}" --part "$part" --json "$logs/bench-$part.json" --progress "$logs/bench-$part.next" \
             --group-seconds "$((${SECONDS_A_GROUP:-120} * in_all / 560))" "${options[@]}" "${smoke[@]}"
         before=$next
         next=$(cat "$logs/bench-$part.next" 2>/dev/null)
@@ -203,6 +204,7 @@ cifar10() {
     # As its twin: F32 variables, channels last.
     step cifar10 120 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu --autocast \
         --channels-last --json "$logs/cifar10.json" "${data[@]}" "${small[@]}"
+    ((${#torch[@]})) || return 0
     # The same run in PyTorch, for its times; with SMOKE=1 another one, to see that it works.
     step cifar10-torch 40 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json" "${smoke[@]}"
     step cifar10-torch-compiled 90 "$python" "$here/benches/gpu/cifar10_twin.py" --compile \
@@ -219,6 +221,8 @@ best=$here/bin/${variants[0]}
 # What programs read lies where it does in the repository; CARGO_MANIFEST_DIR says where that is.
 export CARGO_MANIFEST_DIR=$here
 step machine 60 bash -c machine
+torch=(--python "$python")
+"$python" -c 'import torch' 2>/dev/null || { torch=() && note - - "PyTorch is not there: the crate is measured alone"; }
 case $call in
     tests)
         # What says most of an illegal access comes before what there may be no time for.
