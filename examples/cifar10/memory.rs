@@ -64,7 +64,9 @@ mod tests {
         let held = reset_peak_rss().unwrap_or(0) >> 20;
         drop(block);
         return_free_memory();
-        assert_eq!(peak_rss_bytes().unwrap_or(0) >> 20, held, "a peak stays");
+        let peak = peak_rss_bytes().unwrap_or(0) >> 20;
+        // Between the two, a few pages may have come.
+        assert!((held..=held + 1).contains(&peak), "a peak stays: {held} MiB, then {peak} MiB");
         let left = reset_peak_rss().unwrap_or(u64::MAX) >> 20;
         assert!(held >= 200 && left < 100, "{held} MiB, then {left} MiB");
         Ok(())

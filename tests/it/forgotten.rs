@@ -220,6 +220,7 @@ fn weights_that_were_loaded_are_not_stepped_back() -> candle_amp::Result<()> {
 
 #[test]
 fn a_new_head_beside_masters_is_trained() -> candle_amp::Result<()> {
+    let _fork = util::seeded(1);
     let masters = MasterVars::new(DType::BF16, &CPU);
     let body = candle_nn::linear(2, 2, masters.var_builder())?;
     let map = nn::VarMap::new();

@@ -4,13 +4,13 @@ use candle_amp::{Autocast, Parameters, nn, ops, random as generator};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Module, ModuleT, VarBuilder, VarMap};
 
-use crate::util::{assert_close, assert_same, largest, random, to_vec};
+use crate::util::{assert_close, assert_same, largest, random, seeded, to_vec};
 
 const CPU: Device = Device::Cpu;
 
 #[test]
 fn layers_compute_what_candle_nn_computes_from_the_same_variables() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(1);
     let varmap = VarMap::new();
     let ours = nn::var_builder(&varmap, DType::F32, &CPU);
     let theirs = VarBuilder::from_varmap(&varmap, DType::F32, &CPU);
@@ -53,7 +53,7 @@ fn layers_compute_what_candle_nn_computes_from_the_same_variables() -> Result<()
 /// The same variables, the same model: outputs, gradients and running statistics.
 #[test]
 fn a_model_with_channels_last_is_the_one_with_channels_first() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(2);
     let images = random(3, (4, 3, 9, 7), DType::F32);
     let varmap = VarMap::new();
     let model = |last: bool, statistics: &VarMap| -> Result<_> {
@@ -102,7 +102,7 @@ fn a_model_with_channels_last_is_the_one_with_channels_first() -> Result<()> {
 /// candle_nn's batch norm fails in half, in one mode or the other.
 #[test]
 fn batch_norm_works_in_half_in_both_modes() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(3);
     for dtype in [DType::F16, DType::BF16] {
         let norm = nn::batch_norm(3, 1e-5, nn::var_builder(&VarMap::new(), dtype, &CPU))?;
         let full = nn::batch_norm(3, 1e-5, nn::var_builder(&VarMap::new(), DType::F32, &CPU))?;
@@ -122,8 +122,7 @@ fn batch_norm_works_in_half_in_both_modes() -> Result<()> {
 #[test]
 fn the_same_seed_gives_the_same_model_and_run() -> Result<()> {
     let run = |seed: u64| -> Result<Vec<f64>> {
-        let _fork = generator::fork_rng_guard();
-        generator::manual_seed(seed);
+        let _fork = seeded(seed);
         let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
         let layer = nn::linear(16, 16, vb)?;
         let y = ops::dropout(&layer.forward(&random(1, (4, 16), DType::F32))?, 0.3)?;
@@ -138,8 +137,7 @@ fn the_same_seed_gives_the_same_model_and_run() -> Result<()> {
 fn a_fork_neither_disturbs_the_generator_nor_is_disturbed() -> Result<()> {
     let x = random(1, (4, 16), DType::F32);
     let draw = || -> Result<Vec<f64>> { Ok(to_vec(&ops::dropout(&x, 0.3)?)) };
-    let _fork = generator::fork_rng_guard();
-    generator::manual_seed(3);
+    let _fork = seeded(3);
     let undisturbed = [draw()?, draw()?];
     generator::manual_seed(3);
     let first = draw()?;
@@ -157,7 +155,7 @@ fn a_fork_neither_disturbs_the_generator_nor_is_disturbed() -> Result<()> {
 
 #[test]
 fn initial_values_have_the_distribution_asked_for() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(4);
     let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
     let moments = |t: &Tensor| {
         let v = to_vec(t);
@@ -175,7 +173,7 @@ fn initial_values_have_the_distribution_asked_for() -> Result<()> {
 
 #[test]
 fn the_builder_refuses_a_variable_of_another_shape_or_dtype() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(5);
     let varmap = VarMap::new();
     nn::var_builder(&varmap, DType::F32, &CPU).get(3, "w")?;
     for (dtype, dims) in [(DType::F16, 3), (DType::F32, 4)] {
@@ -187,7 +185,7 @@ fn the_builder_refuses_a_variable_of_another_shape_or_dtype() -> Result<()> {
 
 #[test]
 fn dropout_keeps_the_right_share_and_drops_infinities() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(6);
     let x = Tensor::full(f32::INFINITY, 10_000, &CPU)?;
     let y = to_vec(&ops::dropout(&x, 0.3)?);
     let dropped = y.iter().filter(|&&y| y == 0.0).count();
@@ -205,7 +203,7 @@ fn dropout_keeps_the_right_share_and_drops_infinities() -> Result<()> {
 
 #[test]
 fn a_small_network_learns_in_every_precision() -> candle_amp::Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(7);
     use candle_amp::optim::{Sgd, SgdConfig};
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for masters in [false, true] {
@@ -254,7 +252,7 @@ fn a_small_network_learns_in_every_precision() -> candle_amp::Result<()> {
 /// A checkpoint may say that any number of tensors was drawn.
 #[test]
 fn the_generator_goes_on_after_its_last_stream() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(8);
     let x = Tensor::ones(64, DType::F32, &CPU)?;
     generator::set_state(generator::RandomState { seed: 1, draws: u64::MAX });
     let (last, first) = (ops::dropout(&x, 0.5)?, ops::dropout(&x, 0.5)?);

@@ -4,12 +4,12 @@
 use candle_amp::nn::rnn::Direction;
 use candle_amp::nn::{GRUState, LSTMState, RNN};
 use candle_amp::ops::{self, RecurrentWeights};
-use candle_amp::{Autocast, GradScaler, Parameters, nn, random as generator};
+use candle_amp::{Autocast, GradScaler, Parameters, nn};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap};
 
 use crate::bad_input::assert_says;
-use crate::util::{assert_close, assert_same, epsilon, random, to_vec};
+use crate::util::{assert_close, assert_same, epsilon, random, seeded, to_vec};
 
 const CPU: Device = Device::Cpu;
 
@@ -21,7 +21,7 @@ fn builders(varmap: &VarMap) -> (VarBuilder<'static>, VarBuilder<'static>) {
 
 #[test]
 fn convolution_layers_compute_what_candle_nn_computes() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(1);
     let varmap = VarMap::new();
     let (ours, theirs) = builders(&varmap);
     let (x, image) = (random(1, (2, 4, 19), DType::F32), random(2, (2, 4, 5, 7), DType::F32));
@@ -160,7 +160,7 @@ fn upsampling_adds_to_other_gradients() -> Result<()> {
 
 #[test]
 fn recurrent_layers_compute_what_candle_nn_computes() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(2);
     let varmap = VarMap::new();
     let (ours, theirs) = builders(&varmap);
     let x = random(1, (3, 6, 4), DType::F32);
@@ -240,7 +240,7 @@ fn recurrent_layers_compute_what_candle_nn_computes() -> Result<()> {
 
 #[test]
 fn a_backward_sequence_is_the_reversed_one_reversed() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(3);
     let varmap = VarMap::new();
     let config = nn::LSTMConfig { direction: Direction::Backward, ..Default::default() };
     let lstm = nn::lstm(3, 4, config, nn::var_builder(&varmap, DType::F32, &CPU))?;
@@ -262,7 +262,7 @@ fn a_backward_sequence_is_the_reversed_one_reversed() -> Result<()> {
 /// States taken by themselves, and all as one tensor, have one gradient.
 #[test]
 fn states_can_be_taken_apart_and_put_together() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(4);
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, DType::F32, &CPU);
     let lstm = nn::lstm(3, 4, Default::default(), vb.pp("lstm"))?;
@@ -399,7 +399,7 @@ fn empty_batches_and_sequences() -> Result<()> {
         assert_eq!(to_vec(grads.get(&w_hh).unwrap()), [0.0; 100]);
     }
     let varmap = VarMap::new();
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(5);
     let lstm = nn::lstm(3, 5, Default::default(), nn::var_builder(&varmap, DType::F32, &CPU))?;
     assert!(lstm.seq(&random(1, (2, 0, 3), DType::F32))?.is_empty());
     let (_, last) = lstm.sequence(&random(1, (2, 0, 3), DType::F32), None)?;
@@ -417,7 +417,7 @@ fn empty_batches_and_sequences() -> Result<()> {
 /// The same parameters, whatever the format: outputs, in F32 and BF16, and what does not fit.
 #[test]
 fn layers_with_channels_last_are_those_with_channels_first() -> Result<()> {
-    let _fork = generator::fork_rng_guard();
+    let _fork = seeded(6);
     let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
     let config = nn::Conv1dConfig { stride: 2, padding: 1, groups: 2, ..Default::default() };
     let conv1d = nn::conv1d(4, 18, 3, config, vb.pp("a"))?;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use candle_amp::random::{ForkRngGuard, fork_rng_guard, manual_seed};
 use candle_core::{DType, Device, Shape, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -12,6 +13,13 @@ pub(crate) const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DTyp
 pub(crate) fn package() -> PathBuf {
     let folder = std::env::var_os("CARGO_MANIFEST_DIR");
     folder.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
+}
+
+/// A generator of this test's own, until the guard is dropped: that of the process, other tests draw from too.
+pub(crate) fn seeded(seed: u64) -> ForkRngGuard {
+    let fork = fork_rng_guard();
+    manual_seed(seed);
+    fork
 }
 
 /// Uniform numbers from -1 to 1, the same for the same seed, rounded to `dtype`.

@@ -301,9 +301,13 @@ fn a_rank_that_hangs_ends_the_others_in_time() {
         result
     });
     let Some(errors) = errors else { return };
-    let start =
-        "rank 0 of 2, call 2, all_reduce (sum) of F64 [4]: no answer in 2.0 s from the peers";
-    assert!(errors[0].starts_with(start), "{}", errors[0]);
+    // How long was waited is measured, and may be more than what was asked for.
+    assert!(
+        errors[0].starts_with("rank 0 of 2, call 2, all_reduce (sum) of F64 [4]: no answer in "),
+        "{}",
+        errors[0]
+    );
+    assert!(errors[0].contains(" s from the peers"), "{}", errors[0]);
     assert!(errors[0].contains("all ranks made call 1, all_gather of F64 [4]"), "{}", errors[0]);
     assert!(errors[1].starts_with("rank 1 of 2, call 2, barrier: "), "{}", errors[1]);
 }
@@ -324,10 +328,7 @@ fn an_error_of_nccls_ends_the_call() {
         let expected = "rank 1 of 2, call 2, all_gather of F16 [4]: NCCL: remote process exited or there was a network \
                         error: connection closed by a peer; all ranks made call 1, barrier";
         assert_eq!(errors[1], expected);
-        assert!(
-            errors[0].contains("call 2, all_gather of F16 [4]: no answer in 2.0 s"),
-            "{errors:?}"
-        );
+        assert!(errors[0].contains("call 2, all_gather of F16 [4]: no answer in "), "{errors:?}");
         return;
     }
 }
@@ -416,7 +417,7 @@ fn a_process_that_reads_what_never_comes_ends_with_the_error() {
             return;
         }
         assert!(!output.status.success() && output.status.code().is_none(), "{output:?}");
-        let expected = "rank 0 of 2, call 1, all_reduce (sum) of F32 [4]: no answer in 1.0 s";
+        let expected = "rank 0 of 2, call 1, all_reduce (sum) of F32 [4]: no answer in ";
         assert!(text.contains(expected) && text.contains("the process ends"), "{text}");
         return;
     }
