@@ -9,7 +9,8 @@
 # compiled for, 90 by default.
 #
 # GPU_CHECK_EMULATED=1 builds for the emulated GPU instead, without optimisation and compiled kernels: scripts/gpu-run-check.sh
-# rehearses with that. GPU_CHECK_ALSO, features with commas, are added to each set, for a folder of what is built already.
+# rehearses with that. GPU_CHECK_ALSO: features, separated by commas, added to each set but the benchmark's, to reuse what is
+# already built.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -106,5 +107,5 @@ readelf -V "$folder"/bin/*/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | sed 's/^/  /
     XZ_OPT="-T0 $level" tar -cJf bin.tar.xz --remove-files -T - && rm -r bin cache)
 bytes=$(du -sb "$folder" | cut -f1)
 echo "$folder: $((bytes / 1000000)) MB"
-echo "There, where less than half an hour is lent: export SECONDS_A_CALL=240; then run.sh tests, run.sh gpt2, run.sh resnets"
+echo "There, for calls of less than ten minutes: export SECONDS_A_CALL=240; then run.sh tests, run.sh gpt2, run.sh resnets"
 ((bytes <= most)) || { echo "more than $((most / 1000000)) MB" >&2 && exit 1; }

@@ -4,9 +4,9 @@
 #   gpu-run-check.sh          with programs that stand in for the tests: one that dies, one that hangs
 #   gpu-run-check.sh --real   with the folder that gpu-check.sh builds, on the emulated GPU
 #
-# --real takes a quarter of an hour where nothing is built. It unpacks and runs the folder where there is no checkout, no
-# toolchain and no network, if it may have namespaces of its own, as root may: the three calls, each within ten minutes.
-# Rows have to stand beside PyTorch if PYTHON has that. TESTS are those that read files or start programs, and
+# --real takes a quarter of an hour where nothing is built. It unpacks the folder and makes the three calls, each within ten
+# minutes. Where namespaces may be created, as root may, there is no checkout, no toolchain and no network then; elsewhere it
+# says so. Rows have to stand beside PyTorch if PYTHON has that. TESTS are those that read files or start programs, and
 # GPU_CHECK_FEATURES is "cudnn", unless said otherwise. OUT keeps what the calls leave.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -65,7 +65,7 @@ END
             tee -a "${NOT_RUN:-/dev/null}" >&2
         hidden=() apart=()
     fi
-    ! "${PYTHON:-python3}" -c 'import torch' 2>/dev/null || beside_torch=true
+    ! env -i "HOME=$HOME" "PATH=$PATH" "${PYTHON:-python3}" -c 'import torch' 2>/dev/null || beside_torch=true
     local kept=("HOME=$HOME" "PATH=$PATH" "PYTHON=$folder/cuda/tools/python" "REAL_PYTHON=${PYTHON:-python3}" "SMOKE=1" "SECONDS_A_GROUP=240"
         "FEATURES=${GPU_CHECK_FEATURES% nccl}" "TESTS=${TESTS:-golden modules:: corpus candle_methods public_api operator_table readme errors instructions:: kernels::cuda::}")
     (cd "$folder" && "${apart[@]}" env -i "${kept[@]}" bash calls.sh "${hidden[@]}") || status=1
@@ -132,14 +132,14 @@ cat >"$folder/bin/cudnn/gpu" <<'END'
 #!/usr/bin/env bash
 while (($#)); do
     case $1 in
-        --python) python=$2 ;;
+        --python) peer=$2 ;;
         --part) part=$2 ;;
         --json) json=$2 ;;
         --progress) progress=$2 ;;
     esac
     shift
 done
-"$python" -c 'import torch' || exit
+[[ -z ${peer:-} ]] || "$peer" -c 'import torch' || exit
 for ((group = $(cat "$progress" 2>/dev/null || echo 0); group < 3; group++)); do
     echo $((group + 1)) >"$progress"
     [[ $part != gpt2 || $group != 1 ]] || kill -SEGV $$
@@ -173,7 +173,7 @@ chmod +x "$folder"/bin/*/*
 
 # A Python without PyTorch, and one with it.
 mkdir -p "$folder"/python/{without,with}
-echo 'raise ImportError' >"$folder/python/without/torch.py"
+echo 'raise ModuleNotFoundError(name="torch")' >"$folder/python/without/torch.py"
 echo '__version__, version = "0", __import__("types").SimpleNamespace(cuda=None)' >"$folder/python/with/torch.py"
 
 export PYTHONPATH=$folder/python/without
@@ -183,7 +183,7 @@ wrong() { echo "gpu-run.sh: $*" >&2 && cat "$folder/output" >&2 && exit 1; }
 ((status == 1)) || wrong "its status is $status, and some tests failed"
 ((SECONDS - start <= 40)) || wrong "it took $((SECONDS - start)) seconds, of 24"
 for line in '139  lib-cudnn' '0  lib-cudnn-alone-b__four' '0  lib-cudnn-alone-b__five' '101  lib-cudnn-alone-b__three' \
-    'PyTorch is not there: the crate is measured alone' 'lib-cudnn: of 3 tests that did not pass, 2 pass alone, and 0 had no time' '0  it-cudnn' '0  nccl' 'nccl: skipped: one rank a GPU' '124  lib-cuda' '0  it-cuda'; do
+    'lib-cudnn: of 3 tests that did not pass, 2 pass alone, and 0 had no time' '0  it-cudnn' '0  nccl' 'nccl: skipped: one rank a GPU' '124  lib-cuda' '0  it-cuda'; do
     grep -q -- " $line\$" "$folder/out/tests.txt" || wrong "the summary lacks \"$line\""
 done
 [[ $(ls "$folder/out") == $'tests.tar.gz\ntests.txt' ]] || wrong "it leaves other files: $(ls "$folder/out")"
@@ -211,6 +211,16 @@ for line in '124  lib-slow' '0  memcheck-kernels__attention' '0  memcheck-kernel
     '0  synccheck-kernels__batch_norm' '124  it-slow'; do
     grep -q -- " $line\$" "$folder/slow/tests.txt" || wrong "with tests that hang, the summary lacks \"$line\""
 done
+
+# Without PyTorch, and with one that cannot be loaded, the crate is measured alone.
+SECONDS_A_CALL=30 FEATURES=cudnn "$folder/run.sh" resnets "$folder/alone" >"$folder/output" 2>&1 || true
+grep -q -- ' PyTorch is not there: the crate is measured alone$' "$folder/alone/resnets.txt" || wrong "it does not say that PyTorch is not there"
+if grep -q cifar10-torch "$folder/alone/resnets.txt"; then wrong "it runs PyTorch's side, which is not there"; fi
+grep -q -- '0  bench-resnets$' "$folder/alone/resnets.txt" || wrong "without PyTorch, it does not measure the crate"
+echo 'import nothing_of_that_name' >"$folder/python/without/torch.py"
+SECONDS_A_CALL=30 FEATURES=cudnn "$folder/run.sh" gpt2 "$folder/alone" >"$folder/output" 2>&1 || true
+grep -q -- ' 1  PyTorch cannot be loaded: the crate is measured alone$' "$folder/alone/gpt2.txt" || wrong "it does not say that PyTorch is broken"
+grep -q nothing_of_that_name "$folder/output" || wrong "it does not say why PyTorch is broken"
 
 # The other calls: what ended a process does not take along what comes after.
 PYTHONPATH=$folder/python/with

@@ -181,6 +181,24 @@ nccl() {
     ! grep -qs '^skipped: ' "$logs/nccl.log" || note - - "nccl: $(grep -m1 '^skipped: ' "$logs/nccl.log")"
 }
 
+# PyTorch's side, where there is one. One that cannot be loaded is a failure, and takes no row of the crate's along.
+find_torch() {
+    local status=0
+    torch=(--python "$python")
+    timeout 60 "$python" -c '
+import sys
+try:
+    import torch
+except ModuleNotFoundError as error:
+    sys.exit(3 if error.name == "torch" else 1)' >"$logs/import-torch.log" 2>&1 || status=$?
+    ((status != 0)) || return 0
+    torch=()
+    ((status != 3)) || { note - - "PyTorch is not there: the crate is measured alone" && return; }
+    bad=1
+    note - "$status" "PyTorch cannot be loaded: the crate is measured alone"
+    cat "$logs/import-torch.log"
+}
+
 # Rows that end the process, or spoil the device for it, do not take those after them along: another process goes on.
 benchmark() { # part, seconds at most, options...
     local part=$1 most=$2 begun=$SECONDS left=$2 before="" next="" again="" options
@@ -221,8 +239,7 @@ best=$here/bin/${variants[0]}
 # What programs read lies where it does in the repository; CARGO_MANIFEST_DIR says where that is.
 export CARGO_MANIFEST_DIR=$here
 step machine 60 bash -c machine
-torch=(--python "$python")
-"$python" -c 'import torch' 2>/dev/null || { torch=() && note - - "PyTorch is not there: the crate is measured alone"; }
+[[ $call == tests ]] || find_torch
 case $call in
     tests)
         # What says most of an illegal access comes before what there may be no time for.

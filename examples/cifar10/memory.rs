@@ -65,7 +65,7 @@ mod tests {
         drop(block);
         return_free_memory();
         let peak = peak_rss_bytes().unwrap_or(0) >> 20;
-        // Between the two, a few pages may have come.
+        // A few pages may be touched between the two readings.
         assert!((held..=held + 1).contains(&peak), "a peak stays: {held} MiB, then {peak} MiB");
         let left = reset_peak_rss().unwrap_or(u64::MAX) >> 20;
         assert!(held >= 200 && left < 100, "{held} MiB, then {left} MiB");

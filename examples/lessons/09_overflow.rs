@@ -28,7 +28,7 @@ pub(crate) fn main() -> candle_amp::Result<()> {
         if outcome.skipped()? {
             let report = outcome.report(&all)?;
             println!("step {step}, {report}\n");
-            assert!(report.iter().count() >= if step == 0 { 4 } else { 1 }); // all at first
+            assert!(report.iter().count() >= if step == 0 { 4 } else { 1 }); // at step 0, all
         }
         scaler.update()?;
     }

@@ -5,6 +5,7 @@
 //! cargo run --example lessons -- 3     # the third
 //! ```
 
+use candle_amp::random;
 use clap::{Parser, value_parser};
 
 #[path = "04_accumulation.rs"]
@@ -66,6 +67,7 @@ fn main() -> candle_amp::Result<()> {
         }
         if run {
             println!();
+            random::manual_seed(0); // alone or after others, a lesson draws the same numbers
             lesson()?;
             println!();
         }
@@ -79,7 +81,10 @@ mod tests {
 
     #[test]
     fn lessons_run() -> candle_amp::Result<()> {
-        LESSONS.iter().try_for_each(|(lesson, _)| lesson())
+        LESSONS.iter().try_for_each(|(lesson, _)| {
+            random::manual_seed(0);
+            lesson()
+        })
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! Variables that are not trained.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex};
 
-use candle_core::{Tensor, TensorId};
+use candle_core::Tensor;
 
+use super::maps::Ids;
 use super::version;
 use crate::Parameters;
 use crate::error::lock::lock;
 
 /// candle numbers each tensor once, so that what is left of a variable that is gone means no other.
-static FROZEN: LazyLock<Mutex<HashSet<TensorId>>> = LazyLock::new(Mutex::default);
+static FROZEN: LazyLock<Mutex<Ids>> = LazyLock::new(Mutex::default);
 
 /// Whether there are any: a program that freezes nothing does not lock.
 static ANY: AtomicBool = AtomicBool::new(false);

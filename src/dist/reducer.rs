@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor, TensorId};
+use candle_core::{DType, Device, Tensor};
 
 use super::buckets::{Buckets, Parameter, shard_len};
 use super::communicator::{Communicator, Pending, ReduceOp};
 use super::config::DataParallelConfig;
 use super::exchange::{Facts, compare, on_host};
-use crate::autograd::{Gradient, Ids, is_frozen};
+use crate::autograd::{ById, Gradient, Ids, is_frozen};
 use crate::error::ParallelError;
 use crate::kernels::multi_tensor::{DeviceFoundInf, FoundInf, NormOfRanks};
 use crate::scaler::{OptimizerFacts, Reducer};
@@ -21,7 +21,7 @@ pub(super) struct BucketReducer {
     pub(super) communicator: Arc<dyn Communicator>,
     pub(super) config: DataParallelConfig,
     pub(super) parameters: Vec<Parameter>,
-    index: HashMap<TensorId, usize>,
+    index: ById<usize>,
     buckets: Buckets,
     /// Whether the buckets are in the order in which gradients came.
     ordered: bool,

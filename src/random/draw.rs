@@ -8,19 +8,19 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 
 use super::tape::next_stream;
-use crate::error::ArgumentError;
+use crate::error::{ArgumentError, bail};
 use crate::kernels;
 
 /// A tensor of normally distributed numbers with the given mean and standard deviation, from the seeded generator.
 ///
-/// They are drawn on the CPU in `F64`, rounded to `F32` and from there to `dtype` (but not for `F64`), and copied to
-/// `device`: the same on every device. A captured [`GraphedStep`](crate::optim::GraphedStep) refuses that copy: hand the
-/// tensor in as an input.
+/// Drawn on the CPU in `F64`, rounded to `F32` and then to `dtype`, unless that is `F64`, and copied to `device`: the same
+/// on every device. Numbers too large for `dtype` become infinities. Within a [`GraphedStep`](crate::optim::GraphedStep) on
+/// a GPU this is an upload, and the capture is refused: pass the tensor as an input.
 ///
 /// # Errors
 ///
-/// `dtype` is none of `F16`, `BF16`, `F32` and `F64`; the mean or the deviation is not finite; the deviation is below 0.
-/// The generator has not moved then.
+/// `dtype` is none of `F16`, `BF16`, `F32` and `F64`; the mean or the deviation is not finite; the deviation is below 0; the
+/// elements are more than can be counted. The generator has not moved then.
 ///
 /// # Examples
 ///
@@ -56,12 +56,13 @@ pub fn randn(
 
 /// A tensor of numbers spread evenly from `low` up to `high`, from the seeded generator.
 ///
-/// As for [`randn`], but in `F64` alone is `high` never among them: in a narrower dtype, numbers close to it round to it.
+/// Drawn as by [`randn`]. Rounding may give `high` itself and, if `dtype` cannot represent a bound, the nearest number beyond
+/// it. If `low` equals `high`, all elements are that number.
 ///
 /// # Errors
 ///
 /// `dtype` is none of `F16`, `BF16`, `F32` and `F64`; `low`, `high` or their difference is not finite; `low` is above
-/// `high`. The generator has not moved then.
+/// `high`; the elements are more than can be counted. The generator has not moved then.
 ///
 /// # Examples
 ///
@@ -87,12 +88,22 @@ pub fn rand(
 ) -> Result<Tensor> {
     check_dtype("rand", dtype)?;
     check("low", low, low.is_finite(), "a finite number")?;
-    check("high", high, (high - low).is_finite(), "finite, and a finite number above `low`")?;
+    check(
+        "high",
+        high,
+        (high - low).is_finite(),
+        "a finite number, at a finite distance from `low`",
+    )?;
     if low > high {
         let (low_name, high_name) = ("low", "high");
         return Err(ArgumentError::Order { low_name, low, high_name, high }.into());
     }
-    init(Init::Uniform { lo: low, up: high }, &shape.into(), dtype, device)
+    let shape = shape.into();
+    if low == high {
+        count(&shape)?;
+        next_stream(); // as for any other bounds
+    }
+    init(Init::Uniform { lo: low, up: high }, &shape, dtype, device)
 }
 
 fn check(name: &'static str, got: f64, holds: bool, expected: &'static str) -> Result<()> {
@@ -132,9 +143,19 @@ pub(crate) fn init(init: Init, shape: &Shape, dtype: DType, device: &Device) -> 
 }
 
 fn draw(shape: &Shape, mut value: impl FnMut(&mut ChaCha8Rng) -> f64) -> Result<Tensor> {
+    let count = count(shape)?;
     let mut rng = next_stream();
-    let values: Vec<f64> = (0..shape.elem_count()).map(|_| value(&mut rng)).collect();
+    let values: Vec<f64> = (0..count).map(|_| value(&mut rng)).collect();
     Tensor::from_vec(values, shape, &Device::Cpu)
+}
+
+/// The elements of `shape`. candle's own count overflows.
+fn count(shape: &Shape) -> Result<usize> {
+    let count = shape.dims().iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
+    match count {
+        Some(count) if count <= isize::MAX as usize / size_of::<f64>() => Ok(count),
+        _ => bail!("random numbers of shape {shape:?}: more than can be counted"),
+    }
 }
 
 /// Which of the elements of `shape` to keep, each with probability `keep`: a `U8` tensor of 0 and 1.
@@ -192,9 +213,18 @@ mod tests {
             let even = even.to_dtype(DType::F64)?.to_vec1::<f64>()?;
             assert!(even.iter().all(|x| (-1.0..=3.0).contains(x)));
         }
-        // None of an interval without numbers, but its one end.
+        // An interval of one number.
+        let before = state();
         assert_eq!(rand(0.5, 0.5, 3, DType::F32, &CPU)?.to_vec1::<f32>()?, [0.5; 3]);
         assert_eq!(randn(0.5, 0.0, 3, DType::F32, &CPU)?.to_vec1::<f32>()?, [0.5; 3]);
+        assert_eq!(state().draws, before.draws + 2);
+        // Its rounding reaches `high`, and never passes it.
+        let (low, high) = (1e15, 1e15 + 1.0);
+        let even = rand(low, high, 1000, DType::F64, &CPU)?.to_vec1::<f64>()?;
+        assert!(even.iter().all(|x| (low..=high).contains(x)));
+        let large = randn(1e6, 1.0, 3, DType::F16, &CPU)?.to_dtype(DType::F32)?;
+        assert_eq!(large.to_vec1::<f32>()?, [f32::INFINITY; 3]);
+        assert_eq!(randn(0.0, 1.0, (3, 0), DType::F32, &CPU)?.dims(), [3, 0]);
         Ok(())
     }
 
@@ -212,6 +242,8 @@ mod tests {
             (rand(f64::NAN, 1.0, 3, f32, &CPU), "low is NaN"),
             (rand(-f64::MAX, f64::MAX, 3, f32, &CPU), "high is 1797"),
             (rand(2.0, 1.0, 3, f32, &CPU), "low 2 is above high 1"),
+            (randn(0.0, 1.0, (1 << 33, 1 << 31), f32, &CPU), "more than can be counted"),
+            (rand(1.0, 1.0, (1 << 33, 1 << 31), f32, &CPU), "more than can be counted"),
         ] {
             let message = result.expect_err(says).to_string();
             assert!(message.contains(says), "{message}");

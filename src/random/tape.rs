@@ -1,4 +1,4 @@
-//! Draws on record, for who computes something again.
+//! Records draws and replays them, for recomputation.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -33,7 +33,8 @@ thread_local! {
     static BITS: RefCell<ChaCha8Rng> = RefCell::new(ChaCha8Rng::seed_from_u64(7));
 }
 
-/// The same numbers on both devices, and in every run: candle sums 16 bits in 16 bits, and few numbers would differ by more.
+/// The same numbers on both devices, and in every run: candle sums 16-bit numbers in 16 bits, and a few draws would exceed the
+/// tolerance.
 fn pair(shape: &[usize], dtype: DType, gpu: &Device) -> Result<(Tensor, Tensor)> {
     let count: usize = shape.iter().product();
     let draw = |bits: &mut ChaCha8Rng| (0..count).map(|_| bits.sample(StandardNormal)).collect();

@@ -61,7 +61,7 @@ impl Model {
 }
 
 /// Reads a model's masters, initialised from `seed`.
-fn seeded(seed: u64, dtype: DType) -> Result<(MasterVars, Model)> {
+fn initialised(seed: u64, dtype: DType) -> Result<(MasterVars, Model)> {
     let _fork = random::fork_rng_guard();
     random::manual_seed(seed);
     let masters = MasterVars::new(dtype, &CPU);
@@ -71,11 +71,11 @@ fn seeded(seed: u64, dtype: DType) -> Result<(MasterVars, Model)> {
 
 #[test]
 fn the_same_seed_gives_the_same_masters_in_every_dtype() -> Result<()> {
-    let (full, _) = seeded(3, DType::F32)?;
+    let (full, _) = initialised(3, DType::F32)?;
     let names = ["down.weight", "embedding.weight", "up.bias", "up.weight"];
     assert_eq!(full.parameters().names().collect::<Vec<_>>(), names);
     for dtype in HALVES {
-        let (half, model) = seeded(3, dtype)?;
+        let (half, model) = initialised(3, dtype)?;
         for ((name, a), (_, b)) in half.parameters().iter().zip(full.parameters().iter()) {
             assert_same(name, a, b);
         }
@@ -84,7 +84,7 @@ fn the_same_seed_gives_the_same_masters_in_every_dtype() -> Result<()> {
             model.up.weight(),
             &full.varmap().data().lock().unwrap()["up.weight"].to_dtype(dtype)?,
         );
-        let (other, _) = seeded(4, dtype)?;
+        let (other, _) = initialised(4, dtype)?;
         assert_ne!(
             to_vec(&other.parameters().vars()[0]),
             to_vec(&half.parameters().vars()[0]),
@@ -96,14 +96,14 @@ fn the_same_seed_gives_the_same_masters_in_every_dtype() -> Result<()> {
 
 #[test]
 fn gradients_arrive_in_f32_on_the_masters_by_either_backward() -> candle_amp::Result<()> {
-    let (twin, full) = seeded(1, DType::F32)?;
+    let (twin, full) = initialised(1, DType::F32)?;
     let expected = full.loss()?.backward()?;
     let expected = |name: &str| {
         let var = twin.varmap().data().lock().unwrap()[name].clone();
         expected.get(&var).unwrap().clone()
     };
     for dtype in HALVES {
-        let (masters, model) = seeded(1, dtype)?;
+        let (masters, model) = initialised(1, dtype)?;
         let loss = model.loss()?;
         assert_eq!(loss.dtype(), DType::F32);
         let plain = loss.backward()?;
@@ -174,11 +174,11 @@ fn a_bound_optimizer_trains_as_the_f32_twin_does_and_refreshes() -> candle_amp::
         }
         Ok(losses)
     };
-    let (masters, model) = seeded(5, DType::F32)?;
+    let (masters, model) = initialised(5, DType::F32)?;
     let full = train(&masters, &model)?;
     assert!(full[29] < 0.2 * full[0], "{full:?}");
     for dtype in HALVES {
-        let (masters, model) = seeded(5, dtype)?;
+        let (masters, model) = initialised(5, dtype)?;
         let half = train(&masters, &model)?;
         let tolerance = 4.0 * crate::util::epsilon(dtype) as f32;
         assert!((half[0] - full[0]).abs() < tolerance * full[0], "{dtype:?}: {half:?}");
@@ -189,7 +189,7 @@ fn a_bound_optimizer_trains_as_the_f32_twin_does_and_refreshes() -> candle_amp::
 
 #[test]
 fn a_skipped_step_changes_neither_masters_nor_copies() -> candle_amp::Result<()> {
-    let (masters, model) = seeded(6, DType::F16)?;
+    let (masters, model) = initialised(6, DType::F16)?;
     let mut sgd = SGD::new(masters.parameters().vars(), 0.1)?;
     let before: Vec<Tensor> =
         masters.parameters().vars().iter().map(|var| var.copy()).collect::<Result<_>>()?;
@@ -206,7 +206,7 @@ fn a_skipped_step_changes_neither_masters_nor_copies() -> candle_amp::Result<()>
 
 #[test]
 fn each_of_several_optimizers_refreshes_its_own_part() -> candle_amp::Result<()> {
-    let (masters, model) = seeded(7, DType::BF16)?;
+    let (masters, model) = initialised(7, DType::BF16)?;
     let all = masters.parameters();
     let (body, tied) =
         (all.filter(|n| n != "embedding.weight"), all.filter(|n| n.starts_with("emb")));
@@ -226,7 +226,7 @@ fn each_of_several_optimizers_refreshes_its_own_part() -> candle_amp::Result<()>
 
 #[test]
 fn an_optimizer_on_its_own_needs_a_refresh() -> Result<()> {
-    let (masters, model) = seeded(8, DType::F16)?;
+    let (masters, model) = initialised(8, DType::F16)?;
     let mut sgd = SGD::new(masters.parameters().vars(), 0.5)?;
     let stale = to_vec(model.up.weight());
     sgd.backward_step(&model.loss()?)?;
@@ -247,7 +247,7 @@ fn assert_stale<T>(result: candle_amp::Result<T>, name: &str) {
 #[test]
 fn backward_through_a_graph_from_before_a_step_is_an_error() -> candle_amp::Result<()> {
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        let (masters, model) = seeded(9, dtype)?;
+        let (masters, model) = initialised(9, dtype)?;
         let mut sgd = SGD::new(masters.parameters().vars(), 0.1)?;
         let mut scaler = GradScaler::disabled();
         let loss = model.loss()?;
@@ -403,7 +403,7 @@ fn a_varmap_and_its_masters_are_the_same_variables() -> candle_amp::Result<()> {
 
 #[test]
 fn safetensors_round_trip_in_f32() -> candle_amp::Result<()> {
-    let (masters, model) = seeded(11, DType::BF16)?;
+    let (masters, model) = initialised(11, DType::BF16)?;
     let file = TempFile::new();
     masters.save(&file.0)?;
     for (name, tensor) in candle_core::safetensors::load(&file.0, &CPU)? {
@@ -416,7 +416,7 @@ fn safetensors_round_trip_in_f32() -> candle_amp::Result<()> {
     assert_eq!(again.loss()?.to_scalar::<f32>()?, loss);
 
     // Into a model that exists, half copies too.
-    let (other, into) = seeded(12, DType::BF16)?;
+    let (other, into) = initialised(12, DType::BF16)?;
     assert_ne!(into.loss()?.to_scalar::<f32>()?, loss);
     other.load(&file.0)?;
     assert_eq!(into.loss()?.to_scalar::<f32>()?, loss);
@@ -522,7 +522,7 @@ fn missing_gradients_are_named_with_what_can_be_known() -> candle_amp::Result<()
 #[test]
 fn a_step_without_a_refresh_is_an_error_at_the_next_backward() -> candle_amp::Result<()> {
     for dtype in [DType::F16, DType::BF16] {
-        let (masters, model) = seeded(9, dtype)?;
+        let (masters, model) = initialised(9, dtype)?;
         let config = SgdConfig { lr: 0.1, ..Default::default() };
         let mut sgd = Sgd::new(masters.parameters(), config)?;
         let mut scaler = GradScaler::disabled();

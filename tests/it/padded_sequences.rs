@@ -5,7 +5,7 @@ use candle_amp::{GradScaler, Parameters, nn, ops};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::rnn::Direction;
 
-use crate::util::random;
+use crate::util::{random, seeded};
 
 #[test]
 fn a_state_that_was_not_detached_is_named() -> candle_amp::Result<()> {
@@ -38,6 +38,7 @@ fn a_state_that_was_not_detached_is_named() -> candle_amp::Result<()> {
 #[test]
 fn padded_sequences_are_those_without_padding() -> candle_amp::Result<()> {
     let lengths = [5, 1, 3];
+    let _fork = seeded(1);
     let varmap = nn::VarMap::new();
     let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
     let backward = nn::LSTMConfig { direction: Direction::Backward, ..Default::default() };

@@ -15,7 +15,7 @@ pub(crate) fn package() -> PathBuf {
     folder.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
 }
 
-/// A generator of this test's own, until the guard is dropped: that of the process, other tests draw from too.
+/// A seeded generator for this test alone, until the guard is dropped: other tests draw from the process's.
 pub(crate) fn seeded(seed: u64) -> ForkRngGuard {
     let fork = fork_rng_guard();
     manual_seed(seed);
