@@ -219,11 +219,6 @@ pub(super) fn written_since(time: u64, mut reads: impl Iterator<Item = Read>) ->
     })
 }
 
-/// Whether `tensor` has been written since `time`.
-pub(crate) fn is_written_since(time: u64, tensor: &Tensor) -> bool {
-    written_since(time, std::iter::once(Read::of(tensor))).is_some()
-}
-
 /// Whether `tensor` has other values than at `time`: writes that were undone do not count.
 pub(crate) fn has_changed_since(time: u64, tensor: &Tensor) -> bool {
     let Read { place, tensor } = Read::of(tensor);
@@ -361,7 +356,7 @@ mod tests {
         assert!(step < swap);
         let has_changed = |time| has_changed_since(time, &x);
         assert_eq!([first, before, between, after].map(has_changed), [true, false, true, false]);
-        assert!(is_written_since(before, &x));
+        assert!(written_since(before, std::iter::once(Read::of(&x))).is_some());
         // As often as one likes, if not for ever.
         let mut swaps = Vec::new();
         for _ in 1..Value::SPANS {

@@ -38,6 +38,7 @@ pub(crate) mod interpolate;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;
 pub(crate) mod multi_tensor;
+mod ordered;
 pub(crate) mod pool;
 pub(crate) mod reduce;
 pub(crate) mod rnn;
@@ -49,5 +50,6 @@ pub(crate) mod testing;
 
 pub(crate) use cast::{accumulator, cast, cast_all, in_dtype};
 pub(crate) use elementwise::{add, add_assign};
-pub(crate) use reduce::fingerprint::{fingerprint, is_rounded};
-pub(crate) use tensors::{WeakTensor, cat, contiguous, place};
+pub(crate) use ordered::{cat, contiguous, ordered};
+pub(crate) use reduce::fingerprint::{fingerprint, is_rounded, same_bits};
+pub(crate) use tensors::{WeakTensor, place};

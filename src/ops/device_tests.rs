@@ -355,3 +355,23 @@ fn what_overflows_before_a_second_norm_skips_all_that_it_clips() -> Result<()> {
     }
     Ok(())
 }
+
+/// What spoiled a norm, though its own gradient was dropped since and another came in its place.
+#[test]
+fn an_overflow_that_was_clipped_with_others_skips_them_without_its_gradient() -> Result<()> {
+    for device in devices() {
+        let mut run = Run::new(&device, DType::F32);
+        let vars = run.parameters.vars();
+        run.backward(0, true)?; // in variable 1
+        run.scaler.clip_grad_norm(1.0).unwrap();
+        run.scaler.zero_grad_of(&run.parameters.filter(|name| name == "w1"));
+        let x = Tensor::new(numbers(7, vars[1].elem_count(), false), &device)?;
+        let loss = (vars[1].as_tensor() * x)?.sum_all()?;
+        run.scaler.scale(&loss).unwrap().backward().unwrap();
+        let before = run.values();
+        let mut sgd = Sgd::new(vars.clone(), SgdConfig::default()).unwrap();
+        assert!(run.scaler.step(&mut sgd).unwrap().skipped().unwrap(), "{device:?}");
+        assert_eq!(run.values(), before);
+    }
+    Ok(())
+}

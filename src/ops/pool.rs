@@ -139,6 +139,9 @@ fn check(op: Op, x: &Tensor, window: Window) -> Result<()> {
         return shape_error(op, "x", x, shape_of(window.format).into());
     };
     let [_, _, h, w] = window.format.split([a, b, c, d]);
+    if h == 0 || w == 0 {
+        return shape_error(op, "x", x, "at least one pixel".into());
+    }
     if !window.fits((h, w)) {
         let kernel = window.kernel;
         return shape_error(op, "x", x, format!("at least as large as the kernel, {kernel:?}"));

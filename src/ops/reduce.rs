@@ -197,9 +197,12 @@ impl Operator for Sum {
         if self.mean && x.elem_count() == 0 && !self.to.contains(&0) {
             return shape_error(self.op(), "x", x, "at least one element for each mean".into());
         }
-        let sum = reduce::sum_to(x, &self.to, accumulator(x.dtype()))?;
-        let sum = if self.mean { sum.affine(self.factor(x.shape()), 0.0)? } else { sum };
-        Ok((kernels::cast(&sum, x.dtype())?, x.shape().clone()))
+        let results: usize = self.to.iter().product();
+        let y = match self.mean && results > 0 {
+            true => reduce::mean_to(x, &self.to, x.elem_count() / results)?,
+            false => reduce::sum_to(x, &self.to, accumulator(x.dtype()))?,
+        };
+        Ok((kernels::cast(&y, x.dtype())?, x.shape().clone()))
     }
 
     fn backward(&self, ctx: &Backward<'_, Shape>) -> Result<Vec<Option<Gradient>>> {

@@ -280,7 +280,7 @@ impl Operator for Statistic {
             Kind::Norm if x.elem_count() == 0 => None,
             Kind::Norm => Some(self.magnitude(&kernels::cast(x, wide)?)?),
             _ if x.elem_count() == 0 => Some(Tensor::zeros(self.to.as_slice(), wide, x.device())?),
-            Kind::Var => Some(reduce::sum_to(x, &self.to, wide)?.affine(1.0 / count as f64, 0.0)?),
+            Kind::Var => Some(reduce::mean_to(x, &self.to, count)?),
             Kind::LogSumExp => Some(self.finite_maximum(&kernels::cast(x, wide)?)?),
         };
         let terms = self.terms(x, offset.as_ref())?;

@@ -230,10 +230,13 @@ impl Ema {
     pub fn swap_out(&mut self) -> Result<()> {
         let Some((weights, since)) = self.weights.take() else { return Ok(()) };
         let all = self.averages.iter().zip(&weights);
-        let is_written = |a: &Average| version::is_written_since(since, &a.variable);
+        let is_written = |a: &Average| version::has_changed_since(since, &a.variable);
         let (lost, back): (Vec<_>, Vec<_>) = all.partition(|(to, _)| is_written(to));
         let pairs = back.iter().map(|(to, weight)| (to.variable.as_tensor(), *weight));
-        kernels::cast_all(&pairs.collect::<Vec<_>>())?;
+        if let Err(error) = kernels::cast_all(&pairs.collect::<Vec<_>>()) {
+            self.weights = Some((weights, since)); // to be tried again
+            return Err(error.into());
+        }
         version::put_back(back.iter().map(|(to, _)| to.variable.as_tensor()), since);
         self.refresh()?;
         match lost.first() {

@@ -85,8 +85,6 @@ pub struct Optim<C> {
     pub(super) addresses: Vec<usize>,
     /// `U32` on a GPU: how many steps of each slot were skipped there, of those it counts.
     pub(super) skips: Option<Tensor>,
-    /// When variables and masters were last the same.
-    pub(super) current: u64,
 }
 
 /// The settings of a group.
@@ -117,6 +115,7 @@ impl<C: Config> Optim<C> {
     /// [`ArgumentError::DuplicateName`] for two variables of one name.
     pub fn from_groups(groups: Vec<Group<C>>) -> Result<Self> {
         let (mut slots, mut settings) = (Vec::new(), Vec::new());
+        let current = version::tick();
         let mut seen: HashMap<TensorId, usize> = HashMap::new();
         let mut names = HashSet::new();
         for (group, Group { parameters: Variables(variables), config }) in
@@ -146,15 +145,14 @@ impl<C: Config> Optim<C> {
                     _ => continue,
                 }
                 let (master, states) = (None, Vec::new());
-                slots.push(Slot { name, variable, group, steps: 0, master, states });
+                slots.push(Slot { name, variable, group, steps: 0, master, states, current });
             }
         }
         let mut addresses: Vec<usize> =
             slots.iter().map(|slot| kernels::place(&slot.variable)).collect();
         addresses.sort_unstable();
         let (masters, state_dtype) = (Masters::F32, DType::F32);
-        let current = version::tick();
-        Ok(Self { groups: settings, slots, masters, state_dtype, addresses, skips: None, current })
+        Ok(Self { groups: settings, slots, masters, state_dtype, addresses, skips: None })
     }
 
     /// The same with another way to keep 16-bit variables.
@@ -291,10 +289,10 @@ impl<C: Config> Optim<C> {
             _ => slot.new_master(self.masters),
         });
         let masters: Vec<_> = masters.collect::<candle_core::Result<_>>()?;
+        let now = version::tick();
         for (slot, master) in self.slots.iter_mut().zip(masters) {
-            slot.master = master;
+            (slot.master, slot.current) = (master, now);
         }
-        self.current = version::tick();
         Ok(())
     }
 

@@ -15,6 +15,8 @@ pub(super) struct Slot {
     /// The `F32` master of a 16-bit variable, or its remainder.
     pub(super) master: Option<Tensor>,
     pub(super) states: Vec<Tensor>,
+    /// When variable and master were last the same.
+    pub(super) current: u64,
 }
 
 impl Slot {

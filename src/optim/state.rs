@@ -110,9 +110,10 @@ impl<C: Config> Optim<C> {
             let states = states.into_iter().map(|state| own(state, device));
             copies.push((count, master, states.collect::<candle_core::Result<_>>()?));
         }
-        (self.groups, self.skips, self.current) = (settings, None, version::tick());
+        (self.groups, self.skips) = (settings, None);
+        let now = version::tick();
         for (slot, (count, master, states)) in self.slots.iter_mut().zip(copies) {
-            (slot.steps, slot.master, slot.states) = (count, master, states);
+            (slot.steps, slot.master, slot.states, slot.current) = (count, master, states, now);
         }
         Ok(())
     }

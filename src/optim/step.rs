@@ -79,7 +79,7 @@ impl<C: Config> Optim<C> {
         // Where a GPU decides whether to skip, asking would wait: a graph from before is refused either way.
         let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
         version::written(stepped.map(|(slot, _)| slot.variable.as_tensor()));
-        self.current = version::tick();
+        self.are_current(&places);
         autocast::clear_cast_cache();
         Ok(())
     }
@@ -103,13 +103,19 @@ impl<C: Config> Optim<C> {
         }
         for slot in slots {
             let Some(master) = &slot.master else { continue };
-            let is_written = version::has_changed_since(self.current, &slot.variable);
+            let is_written = version::has_changed_since(slot.current, &slot.variable);
             if is_written && !kernels::is_rounded(&slot.variable, master)? {
                 let shape = slot.variable.shape().clone();
                 return Err(OptimizerError::StaleMaster { shape }.into());
             }
         }
         Ok(())
+    }
+
+    /// Notes that these slots' variables are their masters, rounded. Of others, what was written before stays so.
+    pub(super) fn are_current(&mut self, places: &[usize]) {
+        let now = version::tick();
+        places.iter().for_each(|&place| self.slots[place].current = now);
     }
 
     /// Counts a step of these slots.

@@ -34,6 +34,8 @@ pub(crate) struct CollectedGradient {
     pub(crate) stage: Stage,
     /// When the first backward pass began whose gradient is in it.
     since: u64,
+    /// Whether a later pass saw other values of the variable.
+    mixed: bool,
     /// Infinities and NaN of the unscaled gradient, before it was clipped, as far as the host has counted them.
     non_finite: Option<NonFinite>,
     /// Where a GPU counts them.
@@ -61,8 +63,10 @@ impl Finding {
     /// Takes over what an earlier or later finding of the same variable has and this one has not.
     fn extend(&mut self, other: &Self) {
         self.non_finite = self.non_finite.or(other.non_finite);
-        if other.flags.len() > self.flags.len() {
-            self.flags = other.flags.clone(); // those of the earlier one, and more
+        for flag in &other.flags {
+            if !self.flags.iter().any(|own| own.is(flag)) {
+                self.flags.push(flag.clone());
+            }
         }
     }
 
@@ -236,6 +240,7 @@ impl Collected {
                 by: Multiplier::ONE,
                 stage: Stage::Scaled,
                 since,
+                mixed: false,
                 non_finite: None,
                 flags: Vec::new(),
                 clipped_with: Vec::new(),
@@ -246,6 +251,7 @@ impl Collected {
             self.apply_scale(&[at])?;
         }
         let entry = &mut self.entries[at];
+        entry.mixed |= version::has_changed_since(entry.since, &entry.variable);
         match entry.stage {
             Stage::Stepped => return Ok(()),
             Stage::Scaled => {
@@ -277,7 +283,10 @@ impl Collected {
     /// Fails where one of the variables of `chosen` has been written since its gradient was computed.
     pub(crate) fn check_current(&self, chosen: &[usize]) -> Result<()> {
         let mut entries = chosen.iter().map(|&at| &self.entries[at]);
-        match entries.find(|entry| version::has_changed_since(entry.since, &entry.variable)) {
+        let is_stale = |entry: &&CollectedGradient| {
+            entry.mixed || version::has_changed_since(entry.since, &entry.variable)
+        };
+        match entries.find(is_stale) {
             Some(entry) => {
                 let shape = entry.variable.shape().clone();
                 Err(ScalerError::StaleGradient { shape }.into())

@@ -94,6 +94,12 @@ fn an_evaluation_by_averages_may_come_between_backward_and_step() -> candle_amp:
     let within = ema.scope(|| scaler.scale(&loss()?)?.backward())?;
     within?;
     assert_says(scaler.step(&mut sgd(&w)?).map(drop), "after its gradient");
+    // Also where it is added to a gradient of the weights.
+    let mut scaler = GradScaler::default();
+    scaler.scale(&loss()?)?.backward()?;
+    let within = ema.scope(|| scaler.scale(&loss()?)?.backward())?;
+    within?;
+    assert_says(scaler.step(&mut sgd(&w)?).map(drop), "after its gradient");
     Ok(())
 }
 

@@ -251,3 +251,31 @@ fn errors_say_what_would_do() -> Result<()> {
     assert!(ops::cumsum(&x, 2).is_err() && ops::stack(&[&x], 3).is_err());
     Ok(())
 }
+
+/// A mean is divided before it is rounded: 1/41 in F32 would make it another number, and a variance of it.
+#[test]
+fn equal_numbers_are_their_mean_and_have_no_variance() -> Result<()> {
+    for count in [3, 41, 47, 55, 61, 82, 83, 1_000, 77_777] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for value in [1f32, 1e4 - 0.5] {
+                let rows = Tensor::full(value, (count, 2), &CPU)?.to_dtype(dtype)?;
+                let value = to_vec(&rows)[0];
+                assert_eq!(to_vec(&ops::mean(&rows)?), [value], "{count} of {dtype:?}");
+                assert_eq!(to_vec(&ops::mean_dims(&rows, 0)?), [value; 2], "{count} of {dtype:?}");
+                let turned = rows.t()?.contiguous()?;
+                assert_eq!(
+                    to_vec(&ops::mean_dims(&turned, 1)?),
+                    [value; 2],
+                    "{count} of {dtype:?}"
+                );
+                let x = Var::from_tensor(&rows)?;
+                let variance = ops::var(&x)?;
+                assert_eq!(to_vec(&variance), [0.0], "{count} of {dtype:?}");
+                let store = ops::sum(&variance)?.backward()?;
+                let gradient = to_vec(store.get(&x).expect("a gradient"));
+                assert!(gradient.iter().all(|&g| g == 0.0), "{count} of {dtype:?}");
+            }
+        }
+    }
+    Ok(())
+}

@@ -158,7 +158,7 @@ pub(crate) fn parameter_gradients(
     grad: &Tensor,
     statistics: &Statistics,
 ) -> Result<(Tensor, Tensor)> {
-    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
     if x.device().is_cpu() {
         return cpu::parameter_gradients_of(&x, &grad, statistics);
     }
@@ -175,7 +175,7 @@ pub(crate) fn backward_part(
     [dweight, dbias]: [&Tensor; 2],
     count: f64,
 ) -> Result<Tensor> {
-    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
     if x.device().is_cpu() {
         return cpu::backward_part(&x, &grad, weight, statistics, [dweight, dbias], count);
     }

@@ -12,7 +12,7 @@ use super::address::{address, start};
 use super::compile::{self, Name, Source};
 use super::launch::Launch;
 use super::memory::alloc;
-use super::streams::launched;
+use super::streams::{launched, wait_for_other_threads};
 use crate::error::bail;
 
 /// A CUDA device. Cloning one counts seven owners up, and dropping it down: kernels are given a reference.
@@ -118,15 +118,22 @@ impl Gpu {
         Ok(y)
     }
 
+    /// Runs `f`, in which candle launches kernels of its own: after what other threads have launched, which then wait for it.
+    pub(crate) fn ordered<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        let stream = self.0.cuda_stream();
+        wait_for_other_threads(&stream)?;
+        let result = f();
+        launched(&stream);
+        result
+    }
+
     /// A tensor of zeros; of no elements too, for which a driver has no memory.
     pub(crate) fn zeros(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let shape = shape.into();
         if shape.elem_count() == 0 {
             return self.empty(shape, dtype);
         }
-        let zeros = Tensor::zeros(shape, dtype, &self.device());
-        launched(&self.0.cuda_stream());
-        zeros
+        self.ordered(|| Tensor::zeros(shape, dtype, &self.device()))
     }
 
     /// Waits for what every thread of this process has launched.

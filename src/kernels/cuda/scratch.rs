@@ -7,6 +7,9 @@ use candle_core::{DType, Result, Tensor};
 
 use super::gpu::Gpu;
 use super::quick::Quick;
+use super::streams;
+use crate::error::bail;
+use crate::kernels::capture;
 
 /// By device, which has a stream, place and dtype. One per thread: what two threads launch has no order.
 type Kept = Quick<(DeviceId, usize, DType), Tensor>;
@@ -32,10 +35,15 @@ impl Gpu {
 
     /// The same, `len` elements or more: no view has to be made of them.
     pub(crate) fn scratch_from(&self, place: usize, len: usize, dtype: DType) -> Result<Tensor> {
+        streams::leave_last();
         KEPT.with_borrow_mut(|kept| {
             let key = (self.0.id(), place, dtype);
             if let Some(kept) = kept.get(&key).filter(|kept| kept.elem_count() >= len) {
                 return Ok(kept.clone());
+            }
+            if capture::is_active() {
+                // It would be the graph's, and is kept for steps that are none.
+                bail!("the captured step needs more memory in between than its rehearsal: give it the same inputs")
             }
             let fresh = self.empty(len, dtype)?;
             kept.insert(key, fresh.clone());

@@ -23,6 +23,7 @@ pub(super) fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
     if !is_of_each_thread(stream) {
         return Ok(());
     }
+    leave_last();
     let context = stream.context();
     threads::wait_for_others(context.ordinal(), |others| {
         if others {
@@ -35,6 +36,12 @@ pub(super) fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
         }
         context.synchronize().w()
     })
+}
+
+/// Has this thread's wait at its end come after what else it drops then, which is in the reverse order of the first uses:
+/// tensors and handles of libraries launch and free something once more.
+pub(super) fn leave_last() {
+    let _ = LEAVING.try_with(|_| ());
 }
 
 /// Called after something was launched on `stream`.

@@ -133,8 +133,9 @@ mod tests {
     mod on_gpus {
         use candle_core::{DType, Device, Result, Tensor};
 
+        use crate::kernels;
         use crate::kernels::cuda::Gpu;
-        use crate::kernels::elementwise::add;
+        use crate::kernels::elementwise::{self, add};
         use crate::kernels::testing::devices::gpus;
         use crate::kernels::testing::own_process::in_own_process;
 
@@ -177,6 +178,37 @@ mod tests {
                 let eight = doubled(&ones, 3)?;
                 let read = std::thread::spawn(move || Gpu::to_host::<f32>(&eight));
                 assert_eq!(read.join().expect("nothing panics")?, [8.0; 1 << 16]);
+            }
+            Ok(())
+        }
+
+        /// By kernels of candle's, which know no order of threads.
+        #[test]
+        fn a_thread_copies_what_another_one_has_made() -> Result<()> {
+            let name = "a_thread_copies_what_another_one_has_made";
+            if gpus().is_empty() || !in_own_process(&format!("{HERE}{name}"), &BEHIND) {
+                return Ok(());
+            }
+            let device = Device::new_cuda(0)?;
+            let ones = Tensor::ones((1 << 8, 1 << 8), DType::F32, &device)?;
+            let yes = Tensor::ones((1 << 8, 1 << 8), DType::U8, &device)?;
+            type Copy = fn(&Tensor, &Tensor) -> Result<Tensor>;
+            let copies: [Copy; 4] = [
+                |x, _| kernels::contiguous(&x.t()?),
+                |x, _| kernels::cat(&[x.clone(), x.clone()], 0),
+                |x, yes| elementwise::where_cond(yes, x, x),
+                |x, _| kernels::ordered(x.device(), || x.affine(1.0, 0.0)),
+            ];
+            for copy in copies {
+                for _ in 0..10 {
+                    let eight = doubled(&ones, 3)?;
+                    let yes = yes.clone();
+                    let copied = std::thread::spawn(move || copy(&eight, &yes));
+                    // Nor does this thread read before the other one has copied.
+                    let copied = copied.join().expect("nothing panics")?;
+                    let read = Gpu::to_host::<f32>(&doubled(&copied, 1)?)?;
+                    assert!(read.iter().all(|&x| x == 16.0));
+                }
             }
             Ok(())
         }

@@ -24,6 +24,7 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::cuda::Gpu;
+use super::ordered;
 pub(crate) use plain::plain;
 
 /// `max(x, 0)`; NaN stays NaN.
@@ -118,10 +119,12 @@ pub(crate) fn where_cond(
     if on_true.elem_count() == 0 {
         return Ok(on_true.clone());
     }
-    if on_true.rank() > 0 {
-        return condition.where_cond(on_true, on_false);
-    }
-    condition.reshape(1)?.where_cond(&on_true.reshape(1)?, &on_false.reshape(1)?)?.reshape(())
+    ordered(on_true.device(), || {
+        if on_true.rank() > 0 {
+            return condition.where_cond(on_true, on_false);
+        }
+        condition.reshape(1)?.where_cond(&on_true.reshape(1)?, &on_false.reshape(1)?)?.reshape(())
+    })
 }
 
 /// `a * b` in the place of `a`; both of one shape and dtype.

@@ -11,13 +11,14 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::kernels::contiguous;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 
 /// `ids`, U8, U32 or I64, as U32: contiguous, of one shape. On a GPU what does not fit becomes the
 /// largest U32; elsewhere it has been looked for.
 pub(crate) fn numbers(ids: &Tensor) -> Result<Tensor> {
-    let ids = ids.detach().contiguous()?;
+    let ids = contiguous(ids)?;
     match Gpu::of(ids.device()) {
         Some(gpu) if ids.dtype() != DType::U32 => cuda::numbers(gpu, &ids),
         _ => ids.to_dtype(DType::U32),

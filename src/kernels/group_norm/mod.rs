@@ -13,6 +13,7 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+use crate::kernels::in_dtype;
 
 /// Normalises each group of `c / groups` channels. Returns the statistics too: `(n * groups, 3)`, a
 /// mean in two parts, the second what the first is short of, and `1 / std`.
@@ -43,7 +44,7 @@ pub(crate) fn backward(
     statistics: &Tensor,
     wants: [Option<DType>; 3],
 ) -> Result<[Option<Tensor>; 3]> {
-    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()) {
         return cuda::backward(gpu, [&x, &grad, statistics], groups, weight, wants);
     }

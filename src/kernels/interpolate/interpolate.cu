@@ -5,7 +5,7 @@
 // more, and the thread adds the gradients of those that are. So it needs no atomics, and each sum has one order, the
 // CPU's. Sums are F32 (F64 for F64) and rounded once.
 //
-// Positions and weights are computed in F64 by the formulas of sampling_grid.rs, so that the CPU picks the same pixels.
+// Bilinear positions and weights are computed in F64, nearest ones exactly, by the formulas of sampling_grid.rs, so that the CPU picks the same pixels.
 // Bilinear copies along an axis that keeps its size: an infinity times a weight of 0 would be NaN.
 
 template <class I> struct Between {
@@ -24,11 +24,16 @@ template <class I> struct Axis {
 
     DEVICE Between<I> at(I i) const {
         if (kept()) return {i, i, 0};
+        if (!linear) {
+            // Exactly: a rounded step would take the pixel before for some sizes.
+            unsigned long long from_zero = (unsigned long long)i * from;
+            I low = from_zero >> 32 ? (I)(from_zero / to) : (I)((u32)from_zero / (u32)to);
+            return {low, low, 0};
+        }
         double place = ((double)i + centre) * step - centre;
         if (place < 0) place = 0;
         I low = (I)place;
         if (low > from - 1) low = from - 1;
-        if (!linear) return {low, low, 0};
         double weight = place - (double)low;
         weight = weight < 0 ? 0 : weight > 1 ? 1 : weight;
         return {low, low + 1 > from - 1 ? from - 1 : low + 1, weight};

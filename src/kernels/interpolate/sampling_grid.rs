@@ -36,14 +36,16 @@ pub(crate) struct Between {
 }
 
 impl SamplingGrid {
-    /// From `(height, width)` to `(height, width)`, as candle and PyTorch place the pixels.
+    /// From `(height, width)` to `(height, width)`: output pixel `i` is pixel `floor(i * from / to)`, exactly. A rounded step,
+    /// as candle's, takes the pixel before that for some sizes, such as 30 to 44.
     pub(crate) fn nearest(from: (usize, usize), to: (usize, usize)) -> Self {
         let steps = (from.0 as f64 / to.0 as f64, from.1 as f64 / to.1 as f64);
         let rule = Rule { steps, centre: 0.0 };
-        let axis = |from: usize, to: usize, step: f64| {
-            (0..to).map(|i| (rule.place(i, step) as usize).min(from - 1)).collect()
+        let axis = |from: usize, to: usize| {
+            let pixel = |i: usize| (i as u128 * from as u128 / to as u128) as usize;
+            (0..to).map(pixel).collect()
         };
-        let (rows, columns) = (axis(from.0, to.0, steps.0), axis(from.1, to.1, steps.1));
+        let (rows, columns) = (axis(from.0, to.0), axis(from.1, to.1));
         Self::Nearest { rows, columns, rule }
     }
 

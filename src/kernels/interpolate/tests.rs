@@ -146,3 +146,26 @@ fn gpus_agree() {
         }
     }
 }
+
+/// A rounded step takes the pixel before for these.
+#[test]
+fn nearest_pixels_are_exact() {
+    for (from, to) in [(30, 44), (26, 46), (58, 100), (2, 98), (49, 47), (3, 300)] {
+        let expected: Vec<f64> = (0..to).map(|i| (i * from / to) as f64).collect();
+        let pixels: Vec<f64> = (0..from).map(|i| i as f64).collect();
+        let mut counts = vec![0.0; from];
+        (0..to).for_each(|i| counts[i * from / to] += 1.0);
+        for ((h, w), (oh, ow)) in [((1, from), (1, to)), ((from, 1), (to, 1))] {
+            let grid = SamplingGrid::nearest((h, w), (oh, ow));
+            let x = of(pixels.clone(), &[1, 1, h, w], DType::F32);
+            assert_eq!(values(&forward(&x, &grid).unwrap()), expected, "{from} to {to}");
+            let ones = Tensor::ones((1, 1, oh, ow), DType::F32, &Device::Cpu).unwrap();
+            let dx = backward(&ones, (1, 1, h, w), &grid, DType::F32).unwrap();
+            assert_eq!(values(&dx), counts, "{from} to {to}");
+            assert_gpus_agree(&[&x], 0.0, |t| Ok(vec![forward(&t[0], &grid)?]));
+            assert_gpus_agree(&[&ones], 0.0, |t| {
+                Ok(vec![backward(&t[0], (1, 1, h, w), &grid, DType::F32)?])
+            });
+        }
+    }
+}

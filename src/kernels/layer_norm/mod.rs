@@ -12,9 +12,9 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::kernels::accumulator;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+use crate::kernels::{accumulator, in_dtype};
 
 /// Normalises each row: about its mean where `centred`, else about zero. Returns the statistics
 /// too: `(rows, 3)`, a mean in two parts, the second what the first is short of, and `1 / std`.
@@ -52,7 +52,7 @@ pub(crate) fn backward(
     wants: [Option<DType>; 3],
     pending: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
-    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()) {
         return cuda::backward(gpu, [&x, &grad, statistics], weight, centred, wants, pending);
     }

@@ -5,6 +5,7 @@ use candle_core::{DType, Result, Tensor};
 use super::class::ClassLoss;
 use super::cuda;
 use crate::error::bail;
+use crate::kernels::contiguous;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::embedding;
 
@@ -21,7 +22,7 @@ pub(crate) fn class_targets(
     let fitting = ignore_index.and_then(|index| u32::try_from(index).ok());
     let outside = ignore_index.filter(|_| fitting.is_none() && targets.dtype() == DType::I64);
     if let (Some(gpu), Some(index)) = (Gpu::of(targets.device()), outside) {
-        let targets = targets.detach().contiguous()?;
+        let targets = contiguous(targets)?;
         return Ok((cuda::targets(gpu, &targets, index, IGNORED)?, Some(IGNORED)));
     }
     if targets.dtype() != DType::I64 || targets.device().is_cuda() {

@@ -55,7 +55,7 @@ fn as_they_are<'a>(gradients: &[&'a Tensor]) -> Vec<ScaledGradient<'a>> {
 
 /// Zeros, two for each gradient: its infinities and NaN.
 fn counts(gpu: &Gpu, gradients: usize) -> Result<Tensor> {
-    Tensor::zeros(2 * gradients, DType::U32, &gpu.device())
+    gpu.zeros(2 * gradients, DType::U32)
 }
 
 fn flags(counts: &Tensor) -> Vec<DeviceFoundInf> {
@@ -146,12 +146,12 @@ pub(super) fn any(gpu: &Gpu, flags: &[&DeviceFoundInf]) -> Result<Tensor> {
         found.push(one);
     }
     match found.as_slice() {
-        [] => Tensor::zeros(1, DType::U32, &gpu.device()),
+        [] => gpu.zeros(1, DType::U32),
         [one] => Ok(one.clone()),
         // Over a thousand separate ranges: once more over what was found.
         several => {
             let twice: Vec<&Tensor> = several.iter().flat_map(|one| [one, one]).collect();
-            let counts = Tensor::cat(&twice, 0)?;
+            let counts = gpu.ordered(|| Tensor::cat(&twice, 0))?;
             any(gpu, &self::flags(&counts).iter().collect::<Vec<_>>())
         }
     }

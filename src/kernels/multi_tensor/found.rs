@@ -19,6 +19,11 @@ impl DeviceFoundInf {
         Self { counts: found, at: 0 }
     }
 
+    /// Whether both are one flag.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.at == other.at && self.counts.id() == other.counts.id()
+    }
+
     /// The tensor that the flag is in.
     pub(crate) fn tensor(&self) -> &Tensor {
         &self.counts

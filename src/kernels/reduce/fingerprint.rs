@@ -25,9 +25,25 @@ pub(crate) fn fingerprint(x: &Tensor) -> Result<Option<u64>> {
 
 /// Whether `rounded` is `exact` in its own dtype, on any device: reading from a GPU waits.
 pub(crate) fn is_rounded(rounded: &Tensor, exact: &Tensor) -> Result<bool> {
-    let expected = cast(exact, rounded.dtype())?.to_device(&Device::Cpu)?;
-    let found = rounded.detach().to_device(&Device::Cpu)?.contiguous()?;
-    Ok(fingerprint(&expected)? == fingerprint(&found)?)
+    same_bits(&cast(exact, rounded.dtype())?, rounded)
+}
+
+/// Whether two tensors of one shape and dtype, of any float, have the same bits. Reading from a GPU waits.
+pub(crate) fn same_bits(a: &Tensor, b: &Tensor) -> Result<bool> {
+    let on_host = |x: &Tensor| x.detach().to_device(&Device::Cpu)?.contiguous();
+    let (a, b) = (on_host(a)?, on_host(b)?);
+    if a.shape() != b.shape() || a.dtype() != b.dtype() {
+        return Ok(false);
+    }
+    with_element!(a.dtype(), T => {
+        let (a, b) = (Elements::<T>::of(&a)?, Elements::<T>::of(&b)?);
+        Ok(a.iter().zip(b.iter()).all(|(a, b)| bits(*a) == bits(*b)))
+    })
+}
+
+#[inline(always)]
+fn bits<T: Lane>(x: T) -> u64 {
+    x.widened().to_double().to_bits()
 }
 
 fn of_chunks<T: Lane>(x: &[T]) -> Vec<u32> {
@@ -37,12 +53,17 @@ fn of_chunks<T: Lane>(x: &[T]) -> Vec<u32> {
         vectorise(
             #[inline(always)]
             || {
-                let mut weight = 1u32;
+                let mut place = 0u32;
                 for x in chunk {
-                    let bits = x.widened().to_double().to_bits();
-                    let bits = (bits >> 32) as u32 ^ (bits as u32).rotate_left(16);
-                    sum = sum.wrapping_add(bits.wrapping_mul(weight));
-                    weight = weight.wrapping_add(2); // odd, so that no bit is lost
+                    let bits = bits(*x);
+                    // Multiplied by odd numbers and shifted, as hashes are: a sum of the bits alone would be the same for
+                    // doubled numbers, and for two other signs.
+                    let mut mixed = ((bits >> 32) as u32 ^ place).wrapping_mul(0x85eb_ca6b);
+                    mixed ^= mixed >> 15;
+                    mixed = (mixed ^ (bits as u32).rotate_left(7)).wrapping_mul(0xc2b2_ae35);
+                    mixed ^= mixed >> 13;
+                    sum = sum.wrapping_add(mixed.wrapping_mul(0x27d4_eb2f) ^ mixed >> 16);
+                    place = place.wrapping_add(0x9e37_79b9);
                 }
             },
         );
@@ -56,6 +77,29 @@ mod tests {
 
     use super::*;
     use crate::kernels::elementwise::testing::{DTYPES, of, random, values};
+
+    /// A sum of bits by odd weights cannot tell these apart.
+    #[test]
+    fn doubled_and_negated_numbers_are_others() {
+        for dtype in DTYPES {
+            for count in [64, 1024, CHUNK, CHUNK + 64] {
+                let x = random(&[count], dtype, 7);
+                let constant = Tensor::ones(count, dtype, &Device::Cpu).unwrap();
+                for x in [x, constant] {
+                    for by in [2.0, 0.25, -1.0] {
+                        let other = (&x * by).unwrap();
+                        assert_ne!(fingerprint(&other).unwrap(), fingerprint(&x).unwrap());
+                        assert!(!same_bits(&other, &x).unwrap() && same_bits(&x, &x).unwrap());
+                    }
+                    let mut signs = vec![1.0; count];
+                    (signs[3], signs[40]) = (-1.0, -1.0);
+                    let other = (&x * of(signs, &[count], dtype)).unwrap();
+                    assert_ne!(fingerprint(&other).unwrap(), fingerprint(&x).unwrap());
+                    assert!(!is_rounded(&other, &x).unwrap() && is_rounded(&x, &x).unwrap());
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_last_bit_of_any_element_counts() {

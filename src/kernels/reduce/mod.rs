@@ -43,6 +43,16 @@ pub(crate) fn sum_to_channel(x: &Tensor, dim: usize, out: DType) -> Result<Tenso
     }
 }
 
+/// The means over the dimensions along which `dims` was broadcast to `x`, each of `count` elements: of shape `dims`, in
+/// `x`'s accumulator. Divided in F64 before they are rounded, where the device has that: equal numbers are their mean.
+pub(crate) fn mean_to(x: &Tensor, dims: &[usize], count: usize) -> Result<Tensor> {
+    let wide = super::accumulator(x.dtype());
+    let exact = if x.device().is_metal() { wide } else { DType::F64 };
+    let sum = sum_to(x, dims, exact)?;
+    let mean = super::ordered(x.device(), || sum.affine(1.0 / count as f64, 0.0))?;
+    super::in_dtype(&mean, wide)
+}
+
 /// The sums over the dimensions along which `dims` was broadcast to `x`: of shape `dims`, in `out`.
 pub(crate) fn sum_to(x: &Tensor, dims: &[usize], out: DType) -> Result<Tensor> {
     let fresh = x.rank() - dims.len();

@@ -16,6 +16,7 @@ use crate::kernels::cpu::dtype::with_element;
 use crate::kernels::cpu::simd::with_output;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+use crate::kernels::in_dtype;
 use crate::kernels::reduce::lines::Lines;
 
 /// `$kernel` along `$dim` of `$x`, in `$out`: of rows, or of lines side by side.
@@ -39,7 +40,7 @@ pub(crate) fn softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
 
 /// The gradient of [`softmax`], from its result: `y * (grad - sum(y * grad))`, in `y`'s dtype.
 pub(crate) fn softmax_backward(y: &Tensor, grad: &Tensor, dim: usize) -> Result<Tensor> {
-    let grad = grad.detach().to_dtype(y.dtype())?;
+    let grad = in_dtype(grad, y.dtype())?;
     along(dim, [y, &grad], |[y, grad], dim| match Gpu::of(y.device()) {
         Some(gpu) => cuda::rows(gpu, "softmax_backward", &[y, grad], y.dtype()),
         None if y.device().is_cpu() => {
@@ -68,7 +69,7 @@ pub(crate) fn log_softmax_backward(
     dim: usize,
     out: DType,
 ) -> Result<Tensor> {
-    let grad = grad.detach().to_dtype(y.dtype())?;
+    let grad = in_dtype(grad, y.dtype())?;
     along(dim, [y, &grad], |[y, grad], dim| match Gpu::of(y.device()) {
         Some(gpu) => cuda::rows(gpu, "log_softmax_backward", &[y, grad], out),
         None if y.device().is_cpu() => on_cpu!(y, dim, out, log_softmax_backward(y, grad)),

@@ -50,7 +50,7 @@ pub(super) struct Captured {
 }
 
 /// Copies `from` into the memory of `to`, of the same shape and dtype.
-fn copy_into(to: &Tensor, from: &Tensor) -> Result<()> {
+fn copy_into(to: &Tensor, from: &Tensor) -> candle_core::Result<()> {
     if to.elem_count() > 0 {
         let from = from.to_device(to.device())?.contiguous()?;
         to.flatten_all()?.slice_set(&from.flatten_all()?, 0, 0)?;
@@ -81,9 +81,14 @@ impl Rehearsed {
         inputs: &[Tensor],
         step: impl FnOnce(&mut GradScaler, &mut Optim<C>, &[Tensor]) -> Result<LossAndOutcome>,
     ) -> Result<Captured> {
-        let device = gpu.device();
-        let own = |x: &Tensor| copy(&x.to_device(&device)?);
-        let inputs = inputs.iter().map(own).collect::<Result<Vec<_>>>()?;
+        // Memory for the elements alone: an input may be a view of a whole data set.
+        let own = |x: &Tensor| -> candle_core::Result<Tensor> {
+            let own = gpu.empty(x.shape(), x.dtype())?;
+            copy_into(&own, x)?;
+            Ok(own)
+        };
+        let inputs =
+            gpu.ordered(|| inputs.iter().map(own).collect::<candle_core::Result<Vec<_>>>())?;
         let (loss, outcome) = (copy(&self.loss)?, self.outcome.with_tensors(copy)?);
         let words = gpu.empty(self.words.max(1), DType::I64)?;
         let buffer = Some((cuda::address(&words)?, self.words));
@@ -164,7 +169,7 @@ fn returned(
     if from.len() != to.len() || !from.iter().zip(&to).all(same) {
         return Err(CaptureError::Differs.into());
     }
-    from.iter().zip(&to).try_for_each(|(from, to)| copy_into(to, from))
+    Ok(from.iter().zip(&to).try_for_each(|(from, to)| copy_into(to, from))?)
 }
 
 impl Captured {
@@ -180,9 +185,8 @@ impl Captured {
             optimizer.check_masters_of(stepped.places.iter().map(|&at| &optimizer.slots[at]))?;
         }
         self.set_words(optimizer)?;
-        for (own, given) in self.inputs.iter().zip(inputs) {
-            copy_into(own, given)?;
-        }
+        let inputs = self.inputs.iter().zip(inputs);
+        gpu.ordered(|| inputs.into_iter().try_for_each(|(own, given)| copy_into(own, given)))?;
         Gpu::upload(&self.words, &self.recording.words)?;
         gpu.replay(&self.graph)?;
         random::take(self.all_draws);
@@ -190,7 +194,9 @@ impl Captured {
             optimizer.stepped(&stepped.places);
         }
         version::written(&self.recording.written);
-        optimizer.current = version::tick();
+        if let Some(stepped) = &self.recording.stepped {
+            optimizer.are_current(&stepped.places);
+        }
         scaler.replayed(&self.variables)?;
         Ok((copy(&self.loss)?, self.outcome.with_tensors(copy)?))
     }

@@ -41,6 +41,8 @@ impl<C: Config> Optim<C> {
             // A variable that is there twice stands for a state that is not.
             let missing = states.saturating_sub(slot.states.len());
             all.extend(std::iter::repeat_n(slot.variable.id(), 1 + missing));
+            // One more than there are stands for a state that the settings no longer have.
+            all.extend(slot.states.get(states).map(|_| slot.variable.id()));
             all.extend(slot.master.iter().chain(&slot.states).map(|tensor| tensor.id()));
         }
         all.extend(self.skips.iter().map(|skips| skips.id()));

@@ -134,7 +134,7 @@ impl<F: FnMut(&[Tensor]) -> candle_core::Result<Tensor>> GraphedStep<F> {
     /// is an error in each step.
     #[must_use]
     pub fn with_clip_grad_norm(self, max_norm: f64) -> Self {
-        Self { max_norm: Some(max_norm), ..self }
+        Self { max_norm: Some(max_norm), rehearsed: None, captured: None, ..self }
     }
 
     /// Whether the next run with the same optimizer and scaler replays a graph.

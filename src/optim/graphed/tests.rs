@@ -532,3 +532,33 @@ fn other_work_between_replays_does_not_disturb_them() -> Result<()> {
     }
     Ok(())
 }
+
+/// A limit that is set after the capture counts from the next step on.
+#[test]
+fn clipping_may_begin_after_the_capture() -> Result<()> {
+    let run = |device: &Device, graphed: bool| -> Result<Vec<Vec<u64>>> {
+        let _fork = random::fork_rng_guard();
+        random::manual_seed(5);
+        let (varmap, layer) = linear(device)?;
+        let parameters = Parameters::from_varmap(&varmap);
+        let mut sgd = Sgd::new(&parameters, SgdConfig::default())?;
+        let mut scaler = GradScaler::default();
+        let forward = |inputs: &[Tensor]| ops::mean(&ops::square(&layer.forward(&inputs[0])?)?);
+        let mut step = GraphedStep::new(forward);
+        for number in 0..12 {
+            if number == 6 {
+                step = step.with_clip_grad_norm(1e-3);
+            }
+            let inputs = [rows(number, 2, device)?];
+            match graphed {
+                true => step.run(&mut scaler, &mut sgd, &inputs)?,
+                false => step.eager(&mut scaler, &mut sgd, &inputs)?,
+            };
+        }
+        parameters.vars().iter().map(|var| bits(var)).collect()
+    };
+    for device in gpus() {
+        assert_eq!(run(&device, true)?, run(&device, false)?);
+    }
+    Ok(())
+}

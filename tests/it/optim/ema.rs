@@ -107,3 +107,23 @@ fn it_goes_on_where_it_was_saved() -> candle_amp::Result<()> {
     assert_eq!(second.updates(), 2);
     Ok(())
 }
+
+/// One within the other: what the inner one wrote is undone.
+#[test]
+fn averages_may_be_nested() -> candle_amp::Result<()> {
+    let vars = variables(&DTYPES)?;
+    let mut outer = Ema::new(&named(&vars)?, EmaConfig::default())?;
+    for var in &vars {
+        var.set(&random(90, var.shape(), var.dtype()))?;
+    }
+    let mut inner = Ema::new(&named(&vars)?, EmaConfig::default())?;
+    for var in &vars {
+        var.set(&random(91, var.shape(), var.dtype()))?;
+    }
+    let before: Vec<Tensor> = vars.iter().map(|v| v.copy()).collect::<candle_core::Result<_>>()?;
+    outer.scope(|| inner.scope(|| assert_ne!(to_vec(&vars[0]), to_vec(&before[0]))))??;
+    for (var, before) in vars.iter().zip(&before) {
+        assert_same("weights", var, before);
+    }
+    Ok(())
+}

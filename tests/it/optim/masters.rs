@@ -1,13 +1,15 @@
 //! Half variables: what each way to keep them saves, and what it costs.
 
 use candle_amp::error::OptimizerError;
-use candle_amp::optim::{AdamW, AdamWConfig, Config, LionConfig, Masters, Optim, Sgd, SgdConfig};
-use candle_amp::{Error, random};
+use candle_amp::optim::{
+    AdamW, AdamWConfig, Config, Ema, EmaConfig, LionConfig, Masters, Optim, Sgd, SgdConfig,
+};
+use candle_amp::{Error, Parameters, random};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 
 use super::{ADAMW, LAMB, LION, SGD, gradients, optimizer, variables};
-use crate::util::{assert_same, to_vec};
+use crate::util::{assert_same, random as random_values, to_vec};
 
 fn copies(vars: &[Var]) -> candle_core::Result<Vec<Var>> {
     vars.iter().map(|v| Var::from_tensor(&v.as_detached_tensor())).collect()
@@ -261,5 +263,23 @@ fn a_second_moment_in_bf16_forgets() -> candle_amp::Result<()> {
     let mean = moments.iter().sum::<f64>() / 1024.0;
     let exact = 1e-3 * 0.999f64.powi(699);
     assert!((mean / exact - 1.0).abs() < 0.05, "{mean:e} for {exact:e}");
+    Ok(())
+}
+
+/// A step of other variables does not make a written variable's master current.
+#[test]
+fn what_was_written_stays_so_while_others_are_stepped() -> candle_amp::Result<()> {
+    let vars = variables(&[DType::BF16, DType::BF16])?;
+    let mut adamw = Optim::new(vars.clone(), ADAMW)?;
+    adamw.step(&gradients(&vars, 1, DType::BF16)?)?;
+    vars[0].set(&random_values(3, vars[0].shape(), DType::BF16))?;
+    let named = Parameters::named([("a", vars[0].clone())])?;
+    Ema::new(&named, EmaConfig::default())?.copy_to()?; // a write that the crate knows of
+    let alone = gradients(&vars[1..], 2, DType::BF16)?;
+    adamw.step(&alone)?;
+    let error = adamw.step(&gradients(&vars, 3, DType::BF16)?).unwrap_err().to_string();
+    assert!(error.contains("an optimizer") || error.contains("master"), "{error}");
+    adamw.reload_masters()?;
+    adamw.step(&gradients(&vars, 3, DType::BF16)?)?;
     Ok(())
 }

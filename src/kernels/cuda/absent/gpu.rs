@@ -44,6 +44,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn ordered<T>(&self, _: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.0 {}
+    }
+
     pub(crate) fn wait_for_all_threads(&self) -> Result<()> {
         match self.0 {}
     }
