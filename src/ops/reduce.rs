@@ -35,7 +35,7 @@ pub fn sum(x: &Tensor) -> Result<Tensor> {
 ///
 /// # Precision
 ///
-/// As [`sum`]. PyTorch leaves the mean of 16-bit inputs in 16 bits, even under autocast.
+/// As [`sum`], and divided in `F64` before it is rounded; on Metal in `F32`, after. PyTorch leaves the mean of 16-bit inputs in 16 bits, even under autocast.
 ///
 /// # References
 ///

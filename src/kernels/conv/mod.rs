@@ -35,7 +35,8 @@ use shape::Shape;
 
 /// `x (b,c_in,h,w) ⋆ weight + bias (c_out) → (b,c_out,h_out,w_out)`.
 ///
-/// Padding is a zero like any other: times an infinite weight it is NaN.
+/// Padding is a zero like any other: times an infinite weight it is NaN. So it is in the gradient of the input at stride 1,
+/// where the gradient has zeros around it.
 pub(crate) fn forward(
     x: &Tensor,
     weight: &Tensor,
