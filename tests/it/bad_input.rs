@@ -222,6 +222,9 @@ fn shapes_that_do_not_fit_name_the_argument() {
     assert_says(ops::max_pool2d(&t(&[1, 1, 4, 4]), 2, 0, 0), &["stride is 0"]);
     assert_says(ops::max_pool2d(&t(&[1, 1, 4, 4]), 2, 1, 2), &["padding is 2", "half the kernel"]);
     assert_says(ops::avg_pool2d(&t(&[1, 1, 2, 4]), 3, 1, 0), &["avg_pool2d: x", "(3, 3)"]);
+    // Padding alone has no window.
+    assert_says(ops::max_pool2d(&t(&[1, 1, 0, 0]), 2, 1, 1), &["at least one pixel"]);
+    assert_says(ops::avg_pool2d(&t(&[1, 1, 2, 0]), (1, 2), 1, (0, 1)), &["at least one pixel"]);
     assert_says(ops::batch_norm(&t(&[1, 3]), None, None, 1e-5), &["batch_norm: x", "variance"]);
     assert_says(ops::batch_norm(&t(&[4, 3]), None, None, -1.0), &["eps is -1"]);
     assert_says(ops::dropout(&t(&[4]), 1.5), &["p is 1.5", "from 0 to 1"]);
