@@ -289,7 +289,7 @@ impl<C: Config> Step for Sharded<C> {
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
-        let has_gradient = |shard: &Shard| gradients.get(&shard.variable).is_some();
+        let has_gradient = |shard: &Shard| gradients.has(&shard.variable);
         self.refresh(|shard| shard.stale && has_gradient(shard))?;
         let variables: HashMap<TensorId, &Var> =
             self.shards.iter().map(|shard| (shard.part.id(), &shard.variable)).collect();

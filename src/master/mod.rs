@@ -132,15 +132,15 @@ impl<O: Optimizer> MasterWeights<O> {
     /// Whatever the optimizer returns; [`OptimizerError::StaleMaster`] after a
     /// [write to a variable](Self#writes-to-the-variables).
     pub fn step(&mut self, gradients: &GradStore) -> Result<()> {
-        self.step_with(|variable| gradients.get(variable))
+        self.step_with(|variable| Ok(gradients.get(variable).cloned()))
     }
 
-    fn step_with<'a>(&mut self, gradient: impl Fn(&Tensor) -> Option<&'a Tensor>) -> Result<()> {
+    fn step_with(&mut self, gradient: impl Fn(&Tensor) -> Result<Option<Tensor>>) -> Result<()> {
         self.check_masters()?;
         let mut store = GradStore::default();
         for Pair { variable, master } in &self.pairs {
-            if let Some(gradient) = gradient(variable) {
-                store.insert(master, kernels::cast(gradient, master.dtype())?);
+            if let Some(gradient) = gradient(variable)? {
+                store.insert(master, kernels::cast(&gradient, master.dtype())?);
             }
         }
         let done = self.optimizer.step(&store);

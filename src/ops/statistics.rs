@@ -18,9 +18,9 @@ use crate::kernels::{self, accumulator, elementwise, reduce};
 ///
 /// # Precision
 ///
-/// Under autocast `F32` in and out; outside, the dtype of `x`. The mean is subtracted in `F32` before the squares, which are
-/// added up as by [`sum`](super::sum). The gradient is computed in `F32` from `x` and that mean, and rounded once. PyTorch
-/// leaves the variance of 16-bit inputs in 16 bits, even under autocast.
+/// Under autocast `F32` in and out; outside, the dtype of `x`. The mean, and then what its rounding to `F32` has left, are
+/// subtracted in `F32` before the squares, which are added up as by [`sum`](super::sum). The gradient is computed in `F32`
+/// from `x` and both, and rounded once. PyTorch leaves the variance of 16-bit inputs in 16 bits, even under autocast.
 ///
 /// The standard deviation is `ops::sqrt(&ops::var(x)?)`, whose gradient is infinite or NaN where all elements are equal.
 ///
@@ -209,6 +209,9 @@ struct Saved {
     x: Tensor,
     /// What is subtracted from `x`, or what it is divided by: see [`Statistic::terms`].
     offset: Option<Tensor>,
+    /// Of a variance, what rounding has left of the mean, to be subtracted too: where elements are far from 0 and close
+    /// together, that is as large as their distances.
+    rest: Option<Tensor>,
     /// What the gradient is divided by.
     divisor: Option<Tensor>,
 }
@@ -239,12 +242,18 @@ impl Statistic {
 
     /// What is added up, or its square: `x` less its mean for a variance, the exponential of `x` less its maximum; for
     /// a norm `x` divided by its largest magnitude, so that no square overflows or vanishes.
-    fn terms(&self, x: &Tensor, offset: Option<&Tensor>) -> Result<Tensor> {
+    fn terms(&self, x: &Tensor, offset: Option<&Tensor>, rest: Option<&Tensor>) -> Result<Tensor> {
         let wide = kernels::cast(x, accumulator(x.dtype()))?;
         let Some(offset) = offset else { return Ok(wide) };
         let offset = offset.broadcast_as(x.shape())?;
         match self.kind {
-            Kind::Var => elementwise::sub(&wide, &offset),
+            Kind::Var => {
+                let distances = elementwise::sub(&wide, &offset)?;
+                match rest {
+                    Some(rest) => elementwise::sub(&distances, &rest.broadcast_as(x.shape())?),
+                    None => Ok(distances),
+                }
+            }
             Kind::Norm => elementwise::div(&wide, &offset, wide.dtype()),
             Kind::LogSumExp => {
                 activation::value(Pointwise::Exp {}, &elementwise::sub(&wide, &offset)?)
@@ -283,7 +292,14 @@ impl Operator for Statistic {
             Kind::Var => Some(reduce::mean_to(x, &self.to, count)?),
             Kind::LogSumExp => Some(self.finite_maximum(&kernels::cast(x, wide)?)?),
         };
-        let terms = self.terms(x, offset.as_ref())?;
+        let rest = match self.kind {
+            Kind::Var => {
+                let distances = self.terms(x, offset.as_ref(), None)?;
+                Some(reduce::mean_to(&distances, &self.to, count)?)
+            }
+            _ => None,
+        };
+        let terms = self.terms(x, offset.as_ref(), rest.as_ref())?;
         let terms = match self.kind {
             Kind::LogSumExp => terms,
             _ => elementwise::mul(&terms, &terms, wide)?,
@@ -301,12 +317,12 @@ impl Operator for Statistic {
                 (norm, Some(divided))
             }
         };
-        Ok((kernels::cast(&y, x.dtype())?, Saved { x: x.clone(), offset, divisor }))
+        Ok((kernels::cast(&y, x.dtype())?, Saved { x: x.clone(), offset, rest, divisor }))
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
         let Some(out) = ctx.wants[0] else { return Ok(vec![None]) };
-        let Saved { x, offset, divisor } = ctx.saved;
+        let Saved { x, offset, rest, divisor } = ctx.saved;
         // On CUDA, candle launches no kernel over nothing.
         if x.elem_count() == 0 {
             return Ok(vec![Some(Gradient::owned(Tensor::zeros(x.shape(), out, x.device())?))]);
@@ -320,7 +336,7 @@ impl Operator for Statistic {
             }
             None => gradient.affine(2.0 / (self.count(x).saturating_sub(1)) as f64, 0.0)?,
         };
-        let terms = self.terms(x, offset.as_ref())?;
+        let terms = self.terms(x, offset.as_ref(), rest.as_ref())?;
         let dx = elementwise::mul(&terms, &factor.broadcast_as(x.shape())?, accumulator(out))?;
         Ok(vec![Some(Gradient::owned(kernels::cast(&dx, out)?))])
     }

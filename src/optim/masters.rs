@@ -13,6 +13,11 @@
 /// by the last bit. (65,537 `F32` numbers round to each even `BF16` where ties go to even: one too
 /// many for 16 bits.)
 ///
+/// Whoever writes a variable (`Var::set`, a checkpoint) must say so, by
+/// [`reload_masters`](super::Optim::reload_masters) or by loading the optimizer's state after it. With `F32` a step that
+/// would undo such a write is [`StaleMaster`](crate::error::OptimizerError::StaleMaster), if it was this crate that wrote. With
+/// `Remainder` nothing can tell: the next step adds the bits of the value before, at most half the last bit of the variable.
+///
 /// `Stochastic` rounds up or down at random, up as often as the value is close to the upper number.
 /// Plain rounding loses every update below half the variable's last bit; this way they add up on
 /// average, and the noise of a step is that of one rounding. The random bits come from the crate's

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Shape, Tensor};
+use candle_core::{DType, Device, Shape, Tensor};
 
 use super::config::Config;
 use super::optimizer::{GroupSettings, Optim};
@@ -24,7 +24,8 @@ use crate::{Error, Result};
 /// | `w.master` | the `F32` master of a 16-bit variable |
 /// | `w.remainder` | the rest of one, `I16`, with [`Masters::Remainder`](super::Masters) |
 ///
-/// A variable that has not been stepped has none, and no entry in `steps`.
+/// A variable that has not been stepped has none, and no entry in `steps`. A state that settings have asked for
+/// [since the last step](super::Optim::set_config), and that the next one makes, is an empty tensor.
 #[derive(Clone, Debug)]
 pub struct OptimizerState {
     /// Which optimizer: `sgd`, `adamw`, `lion` or `lamb`.
@@ -80,8 +81,12 @@ impl<C: Config> Optim<C> {
             }
             state.steps.insert(name.clone(), steps);
             let states = self.groups[slot.group].config.states();
-            for (kind, tensor) in states.iter().zip(&slot.states) {
-                state.tensors.insert(format!("{name}.{kind}"), tensor.copy()?);
+            for (at, kind) in states.iter().enumerate() {
+                let tensor = match slot.states.get(at) {
+                    Some(made) => made.copy()?,
+                    None => Tensor::zeros(0, slot.state_dtype(self.state_dtype), &Device::Cpu)?,
+                };
+                state.tensors.insert(format!("{name}.{kind}"), tensor);
             }
             if let (Some((kind, _)), Some(master)) = (slot.master_dtype(self.masters), &slot.master)
             {
@@ -157,8 +162,18 @@ impl<C: Config> Optim<C> {
             let master = master.transpose()?;
             let states = settings[slot.group].config.states().iter();
             let dtype = slot.state_dtype(self.state_dtype);
-            let states = states.map(|kind| find(kind, dtype)).collect::<Result<Vec<_>>>()?;
+            let unmade = |kind: &&&str| {
+                let saved = state.tensors.get(&format!("{name}.{kind}"));
+                saved.is_some_and(|saved| {
+                    saved.dims() == [0] && saved.dtype() == dtype && shape.dims() != [0]
+                })
+            };
+            // The last ones: settings add states behind those that there are.
+            let left_out = states.clone().rev().take_while(unmade).count();
+            let made = states.len() - left_out;
             tensors += states.len() + usize::from(master.is_some());
+            let states = states.take(made).map(|kind| find(kind, dtype));
+            let states = states.collect::<Result<Vec<_>>>()?;
             steps += 1;
             loaded.push((count, master, states));
         }

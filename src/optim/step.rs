@@ -15,11 +15,11 @@ use crate::scaler::{Internals, OptimizerFacts, Step, UnscaledGradients};
 use crate::{autocast, random};
 
 impl<C: Config> Optim<C> {
-    /// `skip`, on the GPU of the gradients, decides there whether the step is taken.
+    /// `flag`, on the GPU of the gradients, decides there whether the step is taken.
     pub(crate) fn step_with<'a>(
         &mut self,
         gradient: impl Fn(&Tensor) -> Option<ScaledGradient<'a>>,
-        skip: Option<&Tensor>,
+        flag: Option<&Tensor>,
     ) -> candle_core::Result<()> {
         // A learning rate may have been set since.
         self.groups.iter().try_for_each(|group| group.config.validate())?;
@@ -51,7 +51,7 @@ impl<C: Config> Optim<C> {
                 rule
             }
         };
-        if let (Some(flag), None) = (skip, &self.skips) {
+        if let (Some(flag), None) = (flag, &self.skips) {
             let counts = Tensor::zeros(self.slots.len(), DType::U32, flag.device())?;
             self.skips = Some(counts);
         }
@@ -69,16 +69,19 @@ impl<C: Config> Optim<C> {
                 seed: seed_of(seed, number),
             });
         }
-        let skip = skip.zip(self.skips.as_ref());
-        let skip = skip.map(|(flag, counts)| kernel::Skip { flag, counts, places: &places });
+        // Steps that were skipped before stay off the number of this one, which nothing may skip.
+        let skip = self.skips.as_ref();
+        let skip = skip.map(|counts| kernel::Skip { flag, counts, places: &places });
         capture::stepping(|| capture::OptimizerStep { places: places.clone(), stream })?;
-        kernel::step(slots, skip)?;
+        let done = kernel::step(slots, skip);
+        // Where a GPU decides whether to skip, asking would wait: a graph from before is refused either way. On an error
+        // too: some may have been written.
+        let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
+        version::written(stepped.map(|(slot, _)| slot.variable.as_tensor()));
+        done?;
         if !capture::is_active() {
             self.stepped(&places);
         }
-        // Where a GPU decides whether to skip, asking would wait: a graph from before is refused either way.
-        let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
-        version::written(stepped.map(|(slot, _)| slot.variable.as_tensor()));
         self.are_current(&places);
         autocast::clear_cast_cache();
         Ok(())

@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Optimizer;
 
 use crate::autograd::{ById, version};
-use crate::kernels::multi_tensor::ScaledGradient;
+use crate::kernels::multi_tensor::{self, ScaledGradient};
 use crate::{Parameters, kernels};
 
 /// An optimizer that [`GradScaler::step`](crate::GradScaler::step) can drive.
@@ -104,15 +104,27 @@ impl<'a> UnscaledGradients<'a> {
     }
 
     /// The gradient of `variable`, or `None` where backward did not reach it.
-    pub fn get(&self, variable: &Tensor) -> Option<&'a Tensor> {
-        self.scaled_gradient(variable).map(|(gradient, _)| gradient)
+    ///
+    /// For an optimizer that names an [`inner`](Step::inner) one, which multiplies as it reads, it is multiplied here: a copy.
+    ///
+    /// # Errors
+    ///
+    /// What the copy meets.
+    pub fn get(&self, variable: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let gradient = self.scaled_gradient(variable);
+        gradient.map(|gradient| multi_tensor::unscaled(gradient)).transpose()
+    }
+
+    /// Whether backward reached `variable`.
+    pub(crate) fn has(&self, variable: &Tensor) -> bool {
+        self.scaled_gradient(variable).is_some()
     }
 
     /// The gradients in the dtypes of their variables, as candle's optimizers expect them.
     fn to_store(&self) -> candle_core::Result<GradStore> {
         let mut store = GradStore::default();
-        for (variable, (gradient, _)) in self.by_variable.values() {
-            store.insert(variable, cast(gradient, variable.dtype())?);
+        for (variable, gradient) in self.by_variable.values() {
+            store.insert(variable, cast(&multi_tensor::unscaled(*gradient)?, variable.dtype())?);
         }
         Ok(store)
     }
@@ -196,9 +208,7 @@ impl<O: Optimizer> Step for Bound<'_, O> {
         let stepped = self.optimizer.step(&gradients.to_store()?);
         // Known, so not compared. Also after an error, some may have been written.
         let vars = self.parameters.vars();
-        version::written(
-            vars.iter().map(|var| var.as_tensor()).filter(|var| gradients.get(var).is_some()),
-        );
+        version::written(vars.iter().map(|var| var.as_tensor()).filter(|var| gradients.has(var)));
         stepped
     }
 }

@@ -499,7 +499,7 @@ fn half_variables_are_served_in_the_dtype_an_optimizer_wants() -> candle_amp::Re
             Some(vec![self.0.id()])
         }
         fn apply(&mut self, gradients: &candle_amp::optim::UnscaledGradients<'_>) -> Result<()> {
-            self.1 = gradients.get(&self.0).map(|g| g.dtype());
+            self.1 = gradients.get(&self.0)?.map(|g| g.dtype());
             Ok(())
         }
     }

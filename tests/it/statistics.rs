@@ -59,6 +59,33 @@ fn statistics_are_pytorchs() -> Result<()> {
     Ok(())
 }
 
+/// The mean of numbers far from 0 is rounded by as much as they differ.
+#[test]
+fn a_variance_far_from_zero_is_that_of_the_numbers() -> Result<()> {
+    for (dtype, far, step) in [
+        (DType::F32, 16_777_216.0, 2.0),
+        (DType::F32, 1e4, 0.0009765625),
+        (DType::F64, 1e12, 0.0001220703125),
+    ] {
+        let numbers: Vec<f64> = (0..33).map(|at| far + step * f64::from(at * at % 7)).collect();
+        let x = of(&numbers, &[3, 11]).to_dtype(dtype)?;
+        let [var, dx] = both(&x, &[1.0; 3], |x| ops::var_dims(x, 1))?;
+        for row in 0..3 {
+            let near: Vec<f64> = numbers[row * 11..][..11].iter().map(|x| x - far).collect();
+            let mean = near.iter().sum::<f64>() / 11.0;
+            let expected = near.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / 10.0;
+            let epsilon = if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+            let close = (var[row] - expected).abs() <= 16.0 * epsilon * expected;
+            assert!(close, "{dtype:?} {far}: {} not {expected}", var[row]);
+            for (dx, near) in dx[row * 11..][..11].iter().zip(&near) {
+                let expected = 2.0 * (near - mean) / 10.0;
+                assert!((dx - expected).abs() <= 16.0 * epsilon * step, "{dx} {expected}");
+            }
+        }
+    }
+    Ok(())
+}
+
 const VAR: [&[f64]; 2] = [
     &[2.645833333333, 3.145833333333],
     &[

@@ -10,11 +10,10 @@ use super::mask::Mask;
 use super::repeated::sum_to;
 use super::saved::{Kept, Saved};
 use super::settings::Settings;
-use crate::kernels::accumulator;
-use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
 use crate::kernels::elementwise::plain;
 use crate::kernels::gemm::gemm;
+use crate::kernels::{accumulator, cast, cat};
 
 static SOURCE: Source =
     Source { name: "sdpa", code: concat!(include_str!("scores.cuh"), include_str!("sdpa.cu")) };
@@ -65,8 +64,8 @@ pub(super) fn forward(
         let (outs, kept): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
         let (maxima, inverse_sums): (Vec<_>, Vec<_>) =
             kept.into_iter().map(|kept: Kept| (kept.max, kept.inverse_sum)).unzip();
-        let (max, inverse_sum) = (Tensor::cat(&maxima, 0)?, Tensor::cat(&inverse_sums, 0)?);
-        return Ok((Tensor::cat(&outs, 0)?, Kept { max, inverse_sum, unrounded: None }));
+        let (max, inverse_sum) = (cat(&maxima, 0)?, cat(&inverse_sums, 0)?);
+        return Ok((cat(&outs, 0)?, Kept { max, inverse_sum, unrounded: None }));
     }
     let products = gemm(&by_group(q, kv_heads)?, &k.transpose(2, 3)?, None, wide)?;
     let (max, inverse_sum) = (gpu.empty((b, h, t), wide)?, gpu.empty((b, h, t), wide)?);
@@ -182,7 +181,7 @@ fn in_parts(
     }
     let [dq, dk, dv] = parts.map(|parts| match parts.is_empty() {
         true => Ok(None),
-        false => Tensor::cat(&parts, 0).map(Some),
+        false => cat(&parts, 0).map(Some),
     });
     Ok([dq?, dk?, dv?, None])
 }

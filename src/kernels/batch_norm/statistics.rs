@@ -2,6 +2,8 @@
 
 use candle_core::{Result, Tensor};
 
+use crate::kernels::cat;
+
 /// What a batch's normalisation was made from: three vectors, one after the other in one tensor, so that a GPU
 /// allocates once and the host makes no views.
 #[derive(Clone, Debug)]
@@ -15,7 +17,7 @@ impl Statistics {
 
     /// Of vectors of one dtype.
     pub(crate) fn new(mean: &Tensor, var: &Tensor, inv_std: &Tensor) -> Result<Self> {
-        Tensor::cat(&[mean, var, inv_std], 0).map(Self)
+        cat(&[mean.clone(), var.clone(), inv_std.clone()], 0).map(Self)
     }
 
     fn vector(&self, at: usize) -> Result<Tensor> {

@@ -23,6 +23,7 @@ pub(crate) use scale::DeviceScale;
 use crate::error::bail;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::portable::clamped;
+use crate::kernels::ordered;
 use multiplier::tensors;
 
 /// The GPU that all of `tensors` are on.
@@ -75,6 +76,15 @@ pub(crate) fn apply_scale(
         return scaled_gradients.iter().map(|due| multiplied(*due)).collect();
     }
     Ok(gradients)
+}
+
+/// The gradient multiplied, in other memory where that changes it. No wait on CUDA.
+pub(crate) fn unscaled((gradient, by): ScaledGradient<'_>) -> Result<Tensor> {
+    if by.is_one() {
+        return Ok(gradient.clone());
+    }
+    let copy = ordered(gradient.device(), || gradient.copy())?;
+    apply_scale(vec![copy], &[by])?.pop().ok_or_else(|| Error::msg("one for one"))
 }
 
 /// The product, out of candle's operators; nothing is written. No wait.

@@ -11,7 +11,8 @@ use crate::kernels::cuda::{self, Gpu, Graph};
 use crate::kernels::multi_tensor::optimizer as kernel;
 use crate::optim::step::seed_of;
 use crate::optim::{Config, Optim};
-use crate::{GradScaler, Result, StepOutcome, autocast, random};
+use crate::random::{self, RandomState};
+use crate::{GradScaler, Result, StepOutcome, autocast};
 
 /// What a step returns: the loss, detached, and what became of the step.
 pub(super) type LossAndOutcome = (Tensor, StepOutcome);
@@ -94,6 +95,8 @@ impl Rehearsed {
         let buffer = Some((cuda::address(&words)?, self.words));
         // A capture must not free what was allocated before it.
         autocast::drop_cast_cache();
+        // What other threads draw meanwhile comes from elsewhere, and stays theirs.
+        let fork = random::fork_rng_guard();
         let before = random::state();
         let mut variables = Vec::new();
         let (captured, recording) = capture::record(buffer, || {
@@ -111,7 +114,7 @@ impl Rehearsed {
             })
         });
         let after = random::state();
-        random::set_state(before);
+        drop(fork);
         let ((), graph) = captured?;
         let unchanged = GraphKey::to(scaler, optimizer) == self.bound;
         if !unchanged || recording.words.len() != self.words {
@@ -173,7 +176,7 @@ fn returned(
 }
 
 impl Captured {
-    /// One step. The host changes nothing before the graph is launched.
+    /// One step. Before the graph is launched, the host only draws.
     pub(super) fn replay<C: Config>(
         &mut self,
         gpu: &Gpu,
@@ -184,12 +187,13 @@ impl Captured {
         if let Some(stepped) = &self.recording.stepped {
             optimizer.check_masters_of(stepped.places.iter().map(|&at| &optimizer.slots[at]))?;
         }
-        self.set_words(optimizer)?;
+        optimizer.groups.iter().try_for_each(|group| group.config.validate())?;
+        // Taken before they are used, or another thread could draw the same. An error from here on has used them up.
+        self.set_words(optimizer, random::take(self.all_draws));
         let inputs = self.inputs.iter().zip(inputs);
         gpu.ordered(|| inputs.into_iter().try_for_each(|(own, given)| copy_into(own, given)))?;
         Gpu::upload(&self.words, &self.recording.words)?;
         gpu.replay(&self.graph)?;
-        random::take(self.all_draws);
         if let Some(stepped) = &self.recording.stepped {
             optimizer.stepped(&stepped.places);
         }
@@ -201,17 +205,15 @@ impl Captured {
         Ok((copy(&self.loss)?, self.outcome.with_tensors(copy)?))
     }
 
-    /// The words of the next step.
-    fn set_words<C: Config>(&mut self, optimizer: &Optim<C>) -> Result<()> {
+    /// The words of the next step, whose draws begin at `state`.
+    fn set_words<C: Config>(&mut self, optimizer: &Optim<C>, state: RandomState) {
         let Self { recording, draws, seed, .. } = self;
-        let state = random::state();
         for (&at, &number) in recording.draws.iter().zip(&*draws) {
             let words = capture::draw_words(&random::stream_of(state, number));
             recording.words[at..at + capture::DRAW].copy_from_slice(&words);
         }
         let seed = seed.map_or(0, |number| random::stream_of(state, number).random::<u64>());
-        optimizer.groups.iter().try_for_each(|group| group.config.validate())?;
-        let Some(stepped) = &recording.stepped else { return Ok(()) };
+        let Some(stepped) = &recording.stepped else { return };
         // Most variables are at the same step.
         let mut last = None;
         for &(at, slot) in &recording.rows {
@@ -226,7 +228,6 @@ impl Captured {
             let words = kernel::per_step(rule, seed_of(seed, place));
             recording.words[at..at + capture::ROW].copy_from_slice(&words);
         }
-        Ok(())
     }
 }
 

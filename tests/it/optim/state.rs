@@ -87,6 +87,51 @@ fn every_optimizer_goes_on_where_it_was_saved() -> candle_amp::Result<()> {
     resumes(LAMB)
 }
 
+/// Settings may ask for a state between two steps, and a checkpoint may be saved there.
+#[test]
+fn a_state_that_the_next_step_makes_is_saved_as_such() -> candle_amp::Result<()> {
+    fn resumes<C: Config>(before: C, after: C, kind: &str) -> candle_amp::Result<()> {
+        let vars = variables(&[DType::BF16, DType::F32])?;
+        let mut first = optimizer(&named(&vars)?, before, Masters::F32, DType::F32)?;
+        first.step(&gradients(&vars, 1, DType::F32)?)?;
+        first.set_config(0, after)?;
+        let state = saved(first.state()?)?;
+        assert_eq!(state.tensors[&format!("b.{kind}")].elem_count(), 0);
+        let others: Vec<Var> = vars
+            .iter()
+            .map(|v| Var::from_tensor(&v.as_detached_tensor()))
+            .collect::<candle_core::Result<_>>()?;
+        let mut second = optimizer(&named(&others)?, before, Masters::F32, DType::F32)?;
+        second.load_state(&state)?;
+        for step in 2..4 {
+            first.step(&gradients(&vars, step, DType::F32)?)?;
+            second.step(&gradients(&others, step, DType::F32)?)?;
+        }
+        for (a, b) in vars.iter().zip(&others) {
+            assert_same(kind, a, b);
+        }
+        // One that is not there at all is still an error, and so is one before a state that is there.
+        let mut lacks = state.clone();
+        lacks.tensors.remove(&format!("b.{kind}"));
+        assert!(second.load_state(&lacks).is_err());
+        Ok(())
+    }
+    let plain = SgdConfig { momentum: 0.0, nesterov: false, ..SGD };
+    // The first momentum is the gradient, whole.
+    let momentum = SgdConfig { momentum: 0.9, dampening: 0.5, nesterov: false, ..SGD };
+    resumes(plain, momentum, "momentum_buffer")?;
+    resumes(AdamWConfig { amsgrad: false, ..ADAMW }, ADAMW, "max_exp_avg_sq")?;
+    let vars = variables(&[DType::F32])?;
+    let mut adamw = AdamW::new(&named(&vars)?, ADAMW)?;
+    adamw.step(&gradients(&vars, 1, DType::F32)?)?;
+    let mut emptied = adamw.state()?;
+    let nothing = Tensor::zeros(0, DType::F32, &Device::Cpu)?;
+    emptied.tensors.insert("b.exp_avg".to_owned(), nothing);
+    let error = adamw.load_state(&emptied).unwrap_err().to_string();
+    assert!(error.contains("b.exp_avg"), "{error}");
+    Ok(())
+}
+
 #[test]
 fn a_state_says_what_it_is_of() -> candle_amp::Result<()> {
     let vars = variables(&[DType::BF16, DType::F32])?;

@@ -83,7 +83,7 @@ fn launch(
     // Every tensor of a row has as many elements as its `len`: `Slot` says so.
     let start = |source, name: &'static str, table| {
         let launch = gpu.launch(source, [name, suffix])?.table(table);
-        let launch = launch.read_or_null(skip.map(|skip| skip.flag))?;
+        let launch = launch.read_or_null(skip.and_then(|skip| skip.flag))?;
         Ok::<_, Error>(launch.write_or_null(skip.map(|skip| skip.counts))?.size(captured))
     };
     match rule {

@@ -149,14 +149,16 @@ fn cuda_decides_what_is_skipped() -> Result<()> {
         let counts = Tensor::zeros(3, DType::U32, &device)?;
         let theirs = start(1030, (DType::BF16, "master"), 2, DType::F32)?;
         let ours = theirs.to(&device)?;
-        // Steps 2 and 3 are skipped; the CPU never hears of them.
+        // Steps 2 and 3 are skipped; the CPU never hears of them. Nothing may skip step 4.
         let mut taken = 0;
-        for (step, skipped) in [(1, 0u32), (2, 7), (3, 1), (4, 0), (5, 0)] {
-            let flag = Tensor::new(&[skipped], &device)?;
-            let skip = Skip { flag: &flag, counts: &counts, places: &[1] };
+        for (step, skipped) in
+            [(1, Some(0u32)), (2, Some(7)), (3, Some(1)), (4, None), (5, Some(0))]
+        {
+            let flag = skipped.map(|skipped| Tensor::new(&[skipped], &device)).transpose()?;
+            let skip = Skip { flag: flag.as_ref(), counts: &counts, places: &[1] };
             let rule = settings(step, step as i32);
             super::step(vec![ours.slot(rule, "master")], Some(skip))?;
-            if skipped == 0 {
+            if skipped.is_none_or(|skipped| skipped == 0) {
                 taken += 1;
                 super::step(vec![theirs.slot(settings(step, taken), "master")], None)?;
             }

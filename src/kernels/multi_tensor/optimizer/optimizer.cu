@@ -57,13 +57,14 @@ DEVICE u32 random_bits(Key key, size_t element) {
 
 DEVICE void at_random(float value, u32 random, bf16 &to) {
     u32 bits = __float_as_uint(value);
-    if ((bits & 0x7fffffff) < 0x7f800000) to.bits = (u16)((bits + (random >> 16)) >> 16);
-    else narrow(value, to);
+    to.bits = (u16)((bits + (random >> 16)) >> 16);
+    if ((bits & 0x7fffffff) >= 0x7f800000 || (to.bits & 0x7fff) >= 0x7f80) narrow(value, to);
 }
 
 DEVICE void at_random(float value, u32 random, f16 &to) {
     u32 bits = __float_as_uint(value), magnitude = bits & 0x7fffffff;
     u32 normal = (magnitude + (random >> 19)) & ~0x1fffu;
+    if (normal >= (127 + 16) << 23) normal = magnitude; // up is infinity: to nearest
     float unit = 1.f / 16777216.f, count = __uint_as_float(magnitude) * 16777216.f;
     float rounded = __uint_as_float(normal);
     if (magnitude < (127 - 14) << 23) {

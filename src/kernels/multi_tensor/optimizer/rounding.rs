@@ -81,7 +81,8 @@ impl Key {
 /// A 16-bit type with stochastic rounding: up as often as the number is close to the upper neighbour, so that the mean
 /// is the number.
 pub(crate) trait Stochastic: Lane<Acc = f32> {
-    /// `value` rounded with 32 random `bits`. What fits stays as it is, NaN and infinities too.
+    /// `value` rounded with 32 random `bits`. What fits stays as it is, NaN and infinities too. Where up would be infinity,
+    /// it is rounded to nearest: no draw makes a finite weight infinite for good.
     fn stochastic(value: f32, bits: u32) -> Self;
 
     /// Rounds `src`, whose first element is the `start`th of its tensor, to `dst`.
@@ -95,13 +96,15 @@ pub(crate) trait Stochastic: Lane<Acc = f32> {
 }
 
 const INFINITY: u32 = 0x7f80_0000;
+/// 65,536, the first power of two that `F16` does not have.
+const BEYOND_F16: u32 = (127 + 16) << 23;
 
 impl Stochastic for bf16 {
     #[inline(always)]
     fn stochastic(value: f32, random: u32) -> Self {
         let bits = value.to_bits();
         let rounded = (bits.wrapping_add(random >> 16) >> 16) as u16;
-        let finite = bits & 0x7fff_ffff < INFINITY;
+        let finite = u32::from(rounded & 0x7fff) << 16 < INFINITY && bits & 0x7fff_ffff < INFINITY;
         // A conditional on bits, so that the loop vectorises.
         let nearest = bf16::narrowed(value).to_bits();
         bf16::from_bits(if finite { rounded } else { nearest })
@@ -114,7 +117,8 @@ impl Stochastic for f16 {
         let bits = value.to_bits();
         let magnitude = bits & 0x7fff_ffff;
         // Normal: the last 13 bits are dropped.
-        let normal = f32::from_bits((magnitude.wrapping_add(random >> 19)) & !0x1fff);
+        let normal = (magnitude.wrapping_add(random >> 19)) & !0x1fff;
+        let normal = f32::from_bits(if normal < BEYOND_F16 { normal } else { magnitude });
         // Subnormal: whole numbers of 2^-24, and the rest is the chance of one more.
         let unit = 1.0 / 16_777_216.0;
         let count = f32::from_bits(magnitude) * 16_777_216.0;
@@ -211,6 +215,23 @@ mod tests {
         keeps_what_fits((0..=u16::MAX).map(f16::from_bits));
         let beyond = f16::stochastic(1e6, 1);
         assert_eq!(beyond, f16::INFINITY);
+    }
+
+    /// Between the largest number and what rounds to infinity, all give that number: nothing above it is finite.
+    #[test]
+    fn rounding_at_random_makes_nothing_finite_infinite() {
+        let largest = bf16::MAX.to_f32();
+        let above = f32::from_bits(largest.to_bits() + 0x7fff);
+        for sign in [1.0, -1.0] {
+            for random in [0, 1 << 19, 0x8000_0000, u32::MAX] {
+                for value in [65_505.0, 65_512.0, 65_519.0] {
+                    assert_eq!(f16::stochastic(sign * value, random).to_f32(), sign * 65_504.0);
+                }
+                assert_eq!(bf16::stochastic(sign * above, random).to_f32(), sign * largest);
+            }
+            assert_eq!(f16::stochastic(sign * 65_521.0, u32::MAX).to_f32(), sign * f32::INFINITY);
+            assert_eq!(bf16::stochastic(sign * f32::MAX, u32::MAX).to_f32(), sign * f32::INFINITY);
+        }
     }
 
     #[test]

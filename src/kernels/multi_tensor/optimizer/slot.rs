@@ -38,11 +38,11 @@ pub(crate) struct Slot<'a> {
     pub(crate) seed: u64,
 }
 
-/// A step on a GPU that is taken or not: the GPU decides.
+/// What a GPU skips of an optimizer's steps, and has skipped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Skip<'a> {
-    /// One `U32`: skipped where it is not zero.
-    pub(crate) flag: &'a Tensor,
+    /// One `U32`: this step is skipped where it is not zero. Without, it is taken.
+    pub(crate) flag: Option<&'a Tensor>,
     /// `U32`, one for each variable of the optimizer: its steps that were skipped. They are counted
     /// here, and taken off [`Rule`]'s number of the step.
     pub(crate) counts: &'a Tensor,
