@@ -86,8 +86,7 @@ impl<C: Config> Stateful for Optimizer<C> {
     fn check(&self, state: &State) -> candle_amp::Result<()> {
         match self {
             Self::Whole(whole) => whole.check(state),
-            // `load_shards` checks, and changes nothing where they do not fit.
-            Self::Sharded(_) => parts(state).map(drop),
+            Self::Sharded(sharded) => sharded.check_shards(&parts(state)?),
         }
     }
 

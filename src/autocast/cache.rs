@@ -52,6 +52,12 @@ impl CastCache {
         self.casts.insert(key, CachedCast { variable, cast });
     }
 
+    pub(super) fn forget(&mut self, variable: &Tensor) {
+        if !self.casts.is_empty() {
+            self.casts.retain(|(id, _), _| *id != variable.id());
+        }
+    }
+
     pub(super) fn clear(&mut self) {
         self.casts.clear();
         self.credit = 0;

@@ -7,5 +7,5 @@ pub(crate) mod trace;
 
 pub use policy::{Cast, Op, Policy};
 pub use scope::{Autocast, AutocastGuard};
-pub(crate) use scope::{cast, clear_cast_cache, drop_cast_cache, suspend, target};
+pub(crate) use scope::{cast, clear_cast_cache, drop_cast_cache, forget_casts, suspend, target};
 pub use trace::{Trace, TraceRow};

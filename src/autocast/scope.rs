@@ -242,6 +242,11 @@ pub(crate) fn clear_cast_cache() {
     CACHE_EPOCH.fetch_add(1, Ordering::Release);
 }
 
+/// Forgets this thread's copies of `variables`, and leaves those of weights.
+pub(crate) fn forget_casts<'a>(variables: impl IntoIterator<Item = &'a Tensor>) {
+    CACHE.with_borrow_mut(|cache| variables.into_iter().for_each(|one| cache.forget(one)));
+}
+
 /// Drops this thread's copies now. A graph that is captured must not find them or free them. And an evaluation under
 /// `no_grad`, between backward and a step of candle's, may have made copies of weights that the step then changes without
 /// a trace.

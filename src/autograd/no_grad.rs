@@ -36,11 +36,12 @@ pub(super) fn enable_grad() -> EnableGrad {
     EnableGrad(before)
 }
 
-pub(super) struct EnableGrad(usize);
+pub(super) struct EnableGrad(isize);
 
 impl Drop for EnableGrad {
     fn drop(&mut self) {
-        scopes::change(|scopes| scopes.no_grad = self.0);
+        // A guard may have been dropped meanwhile that was made before.
+        scopes::change(|scopes| scopes.no_grad += self.0);
     }
 }
 

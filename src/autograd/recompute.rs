@@ -34,7 +34,8 @@ pub(crate) fn is_active() -> bool {
 /// A block then keeps its input alone between forward and backward, for one more forward pass in
 /// time. Backward recomputes under the autocast, and with the random numbers (dropout), that the
 /// forward pass had, wherever it is called, and batch norm does not average its statistics twice.
-/// Gradients reach `x` and the variables that `f` uses, the same numbers as without.
+/// Gradients reach `x` and the variables that `f` uses, the same numbers as without; but for the gradient of a 16-bit `x` that
+/// several operators of `f` read, which is added up in F32 and rounded once.
 ///
 /// `f` is called twice and must do the same both times. Random numbers have to come from this crate, on the thread that
 /// calls `f`: `candle_nn::Dropout` would draw others the second time, and nobody could see that the gradient is wrong.

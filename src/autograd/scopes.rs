@@ -5,7 +5,8 @@ use std::cell::Cell;
 /// How many scopes of each kind, one within another.
 #[derive(Clone, Copy)]
 pub(super) struct Scopes {
-    pub(super) no_grad: usize,
+    /// Less than 0 while a pass, which starts anew, has dropped a guard of its caller.
+    pub(super) no_grad: isize,
     /// Functions of checkpoints that backward computes again.
     pub(super) recomputing: usize,
 }

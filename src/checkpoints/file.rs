@@ -22,8 +22,8 @@ use crate::{Error, Result, kernels};
 const BUFFER: usize = 1 << 20;
 /// A header of a million tensors is about this long; a longer one is not ours.
 const MAX_HEADER: u64 = 100 << 20;
-/// The checksum in the header, eight digits. In a JSON string quotes are escaped, so this cannot be
-/// a part of one.
+/// The checksum in the header, eight digits. In a JSON string quotes are escaped, so this, without a backslash before it,
+/// cannot be a part of one.
 const CHECKSUM: &str = "\"checksum\":\"";
 const DIGITS: usize = 8;
 
@@ -167,7 +167,11 @@ fn head(header: &Header, entries: &[Entry<'_>]) -> io::Result<Vec<u8>> {
 
 /// Where the digits of the checksum start in a header that has one.
 fn checksum_at(head: &[u8]) -> Option<usize> {
-    let at = head.windows(CHECKSUM.len()).position(|window| window == CHECKSUM.as_bytes())?;
+    let mut windows = head.windows(CHECKSUM.len()).enumerate();
+    let (at, _) = windows.find(|(at, window)| {
+        let is_escaped = at.checked_sub(1).is_some_and(|before| head[before] == b'\\');
+        *window == CHECKSUM.as_bytes() && !is_escaped
+    })?;
     Some(at + CHECKSUM.len()).filter(|start| start + DIGITS <= head.len())
 }
 

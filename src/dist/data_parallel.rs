@@ -220,10 +220,11 @@ impl DataParallel {
     fn broadcast<'a>(&self, variables: impl Iterator<Item = &'a Var>) -> Result<()> {
         for variable in variables {
             let value = self.communicator.broadcast(&variable.as_detached_tensor(), 0)?;
-            variable.set(&value)?;
+            let set = variable.set(&value);
             version::written([variable.as_tensor()]);
+            autocast::clear_cast_cache();
+            set?;
         }
-        autocast::clear_cast_cache();
         self.communicator.synchronize()
     }
 }

@@ -309,6 +309,9 @@ impl Reducer for BucketReducer {
     }
 
     fn finish(&mut self, rest: Vec<(Tensor, Gradient)>) -> Result<Vec<(Tensor, Tensor)>> {
+        // Until it has succeeded.
+        let cut_short = self.cut_short;
+        self.cut_short |= !self.paused;
         for (variable, gradient) in rest {
             self.complete(&variable, gradient)?;
         }
@@ -343,7 +346,12 @@ impl Reducer for BucketReducer {
         }
         self.held.clear();
         self.passes += 1;
+        self.cut_short = cut_short;
         Ok(gradients)
+    }
+
+    fn fall_behind(&mut self) {
+        self.cut_short = true;
     }
 
     fn abort(&mut self) {

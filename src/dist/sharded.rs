@@ -294,7 +294,7 @@ impl<C: Config> Step for Sharded<C> {
         let variables: HashMap<TensorId, &Var> =
             self.shards.iter().map(|shard| (shard.part.id(), &shard.variable)).collect();
         let gradient = |part: &Tensor| gradients.scaled_gradient(variables.get(&part.id())?);
-        self.inner.step_with(gradient, gradients.skip())?;
+        self.inner.step_with(gradient, gradients.skip(), false)?;
         let stepped: Vec<&Shard> = self.shards.iter().filter(|shard| has_gradient(shard)).collect();
         Ok(self.gather(&stepped)?)
     }

@@ -131,6 +131,15 @@ impl<C: Config> Sharded<C> {
         self.load(&state)
     }
 
+    /// Whether [`load_shards`](Self::load_shards) would load them: nothing is changed.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn check_shards(&self, shards: &[State]) -> Result<()> {
+        self.check(&self.joined(shards)?)
+    }
+
     /// This rank's part of the state that all `shards` make up.
     fn joined(&self, shards: &[State]) -> Result<State> {
         let fault = |fault: String| ParallelError::Shards { fault };
@@ -165,6 +174,13 @@ impl<C: Config> Sharded<C> {
                 return Err(fault(format!("`{name}` is of no variable of this optimizer")).into());
             };
             let elements = owner.variable.elem_count();
+            // A state that the next step makes is an empty tensor, on every rank.
+            let unmade =
+                |shard: &&State| shard.tensors.get(name).is_some_and(|part| part.dims() == [0]);
+            if elements > 0 && in_order.iter().all(unmade) {
+                state.tensors.insert(name.clone(), first.tensors[name].clone());
+                continue;
+            }
             let shape = Shape::from(shard_len(elements, in_order.len()));
             let mut parts = Vec::with_capacity(in_order.len());
             for (rank, shard) in in_order.iter().enumerate() {

@@ -148,6 +148,7 @@ impl<O: Optimizer> MasterWeights<O> {
         let stepped = self.pairs.iter().filter(|pair| store.get(&pair.master).is_some());
         let both = stepped.flat_map(|pair| [pair.variable.as_tensor(), pair.master.as_tensor()]);
         version::written(both);
+        autocast::clear_cast_cache();
         done?;
         self.rewrite()
     }
@@ -173,9 +174,10 @@ impl<O: Optimizer> MasterWeights<O> {
 
     fn rewrite(&self) -> Result<()> {
         let pairs = self.copies().map(|pair| (pair.variable.as_tensor(), pair.master.as_tensor()));
-        kernels::cast_all(&pairs.collect::<Vec<_>>())?;
-        self.at.store(version::tick(), Ordering::Relaxed);
+        let done = kernels::cast_all(&pairs.collect::<Vec<_>>());
         autocast::clear_cast_cache();
+        done?;
+        self.at.store(version::tick(), Ordering::Relaxed);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use crate::error::ArgumentError;
 use crate::kernels::accumulator;
 use crate::kernels::batch_norm::Affine;
 use crate::kernels::tensors::format::Format;
-use crate::{kernels, ops};
+use crate::{autocast, kernels, ops};
 
 /// [`ops::batch_norm`] with its parameters `weight` and `bias`, and the running averages
 /// `running_mean` and `running_var` that evaluation uses.
@@ -214,6 +214,7 @@ impl BatchNorm {
         let averaged = kernels::batch_norm::average(running, &of.statistics, kept, weights);
         // On an error too: one of the two may have been written.
         version::written(running.map(Var::as_tensor));
+        autocast::forget_casts(running.map(Var::as_tensor));
         averaged
     }
 

@@ -154,9 +154,9 @@ fn uniform(fan_in: usize) -> Init {
 ///
 /// # Initial values
 ///
-/// candle_nn's: the weight is normal, of standard deviation `sqrt(2 / fan_in)` with `fan_in = in_channels / groups *
-/// kernel_size`. The bias is uniform within `1 / sqrt(in_channels * kernel_size)` of 0. PyTorch's are both uniform within
-/// `1 / sqrt(fan_in)`.
+/// The weight is as candle_nn's: normal, of standard deviation `sqrt(2 / fan_in)` with `fan_in = in_channels / groups *
+/// kernel_size`. The bias is uniform within `1 / sqrt(in_channels * kernel_size)` of 0, and candle_nn's within
+/// `1 / sqrt(in_channels)`. PyTorch's are both uniform within `1 / sqrt(fan_in)`.
 ///
 /// # Errors
 ///

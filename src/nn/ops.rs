@@ -7,6 +7,7 @@ pub use crate::ops::{
     dropout, hard_sigmoid, leaky_relu, log_softmax, mish, selu, sigmoid, silu, softmax, swiglu,
 };
 
+use crate::error::bail;
 use crate::ops;
 
 /// [`softmax`] along the last dimension.
@@ -57,9 +58,13 @@ pub fn rms_norm_slow(x: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
 /// [`ops::sdpa`]; with a `softcapping` other than 1, [`ops::sdpa_softcapped`]. candle's runs on
 /// Metal alone.
 ///
+/// As with candle's, a single query sees all keys, also where `do_causal` is set: it is the last of a sequence whose keys are
+/// cached.
+///
 /// # Errors
 ///
-/// Those of [`ops::sdpa_softcapped`].
+/// Those of [`ops::sdpa_softcapped`]; `do_causal` with several queries, but not as many as keys: candle then takes the last
+/// query to see all keys, and `ops::sdpa`, as PyTorch, the first to see one.
 pub fn sdpa(
     q: &Tensor,
     k: &Tensor,
@@ -70,8 +75,15 @@ pub fn sdpa(
     softcapping: f32,
 ) -> Result<Tensor> {
     let (scale, softcapping) = (scale.into(), softcapping.into());
+    let [queries, keys] = [q, k].map(|x| x.dims().iter().rev().nth(1).copied().unwrap_or(0));
+    let is_causal = do_causal && queries != 1;
+    if is_causal && queries != keys {
+        bail!(
+            "sdpa: {queries} queries and {keys} keys with `do_causal`: give a mask that says which keys each query sees"
+        )
+    }
     match softcapping {
-        1.0 => ops::sdpa(q, k, v, mask, do_causal, scale),
-        _ => ops::sdpa_softcapped(q, k, v, mask, do_causal, scale, softcapping),
+        1.0 => ops::sdpa(q, k, v, mask, is_causal, scale),
+        _ => ops::sdpa_softcapped(q, k, v, mask, is_causal, scale, softcapping),
     }
 }

@@ -296,6 +296,14 @@ fn schedules_follow_a_step_late() -> Result<()> {
         // Steps 1, 4 and 5 were skipped: taken for taken at first, and known by the next.
         assert_eq!(rates, [-1.0, -2.0, -2.0, -3.0, -4.0, -4.0, -4.0, -5.0]);
         assert_eq!(scheduler.taken(), 5);
+        // Whoever looks at an outcome changes no rate.
+        run.backward(0, true)?;
+        let outcome = run.scaler.step(&mut adamw).unwrap();
+        run.scaler.update().unwrap();
+        assert!(outcome.skipped().unwrap() && outcome.is_known());
+        scheduler.step(&outcome, &mut adamw).unwrap();
+        assert_eq!((scheduler.learning_rate() / 1e-3).log2().round(), -6.0);
+        assert_eq!(scheduler.taken(), 5);
     }
     Ok(())
 }

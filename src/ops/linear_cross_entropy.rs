@@ -106,6 +106,10 @@ impl Operator for LinearCrossEntropy {
         Op::LinearCrossEntropy
     }
 
+    fn captured(&self, in_backward: bool) -> Vec<&Tensor> {
+        self.0.captured(in_backward)
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
         let (x, weight, targets, bias) = (&inputs[0], &inputs[1], &inputs[2], inputs.get(3));
         let classes = product::outputs(self.op(), x, weight, bias)?;

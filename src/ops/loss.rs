@@ -80,6 +80,11 @@ pub(crate) struct ClassSettings {
 }
 
 impl ClassSettings {
+    /// For [`Operator::captured`]: forward copies the weights, so only who computes it again reads them once more.
+    pub(super) fn captured(&self, in_backward: bool) -> Vec<&Tensor> {
+        self.weight.iter().filter(|_| !in_backward).collect()
+    }
+
     pub(super) fn smoothed(label_smoothing: f64) -> Self {
         Self { label_smoothing, ..Self::default() }
     }
@@ -176,6 +181,10 @@ impl Operator for CrossEntropy {
 
     fn op(&self) -> Op {
         Op::CrossEntropy
+    }
+
+    fn captured(&self, in_backward: bool) -> Vec<&Tensor> {
+        self.0.captured(in_backward)
     }
 
     fn widens(&self, inputs: &[DType]) -> bool {
@@ -284,6 +293,10 @@ impl Operator for Nll {
 
     fn op(&self) -> Op {
         Op::Nll
+    }
+
+    fn captured(&self, in_backward: bool) -> Vec<&Tensor> {
+        self.0.captured(in_backward)
     }
 
     /// The targets.

@@ -93,7 +93,7 @@ pub fn l1(input: &Tensor, target: &Tensor) -> Result<Tensor> {
     pair_loss(Pairwise::L1, Reduction::Mean, input, target)
 }
 
-/// The mean of `target (ln(target) - log_probs)`, 0 where `target` is.
+/// The mean of `target (ln(target) - log_probs)`, 0 where `target` is; NaN where `log_probs` is -∞ too, as in PyTorch.
 ///
 /// As in PyTorch, the mean is over all elements. The divergence of `n` distributions on average, PyTorch's `batchmean`, is
 /// the sum of [`nn::KlDivLoss`](crate::nn::KlDivLoss) divided by `n`.

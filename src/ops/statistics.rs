@@ -1,7 +1,7 @@
 //! Variances, norms, and logarithms of sums of exponentials.
 
 use candle_core::shape::Dims;
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::check::{check_operand, shape_error};
 use super::reduce::{kept, without};
@@ -231,13 +231,27 @@ impl Statistic {
 
     /// The largest of the elements of each result, or 0 where that is not finite.
     fn finite_maximum(&self, x: &Tensor) -> Result<Tensor> {
+        let max = self.maximum(x)?;
+        elementwise::where_cond(&max.abs()?.lt(f64::INFINITY)?, &max, &max.zeros_like()?)
+    }
+
+    /// The same, but the largest number where that is ∞: beside it, the exponentials of all others are 0.
+    fn nearly_maximum(&self, x: &Tensor) -> Result<Tensor> {
+        let (max, finite) = (self.maximum(x)?, self.finite_maximum(x)?);
+        let largest = if x.dtype() == DType::F64 { f64::MAX } else { f32::MAX.into() };
+        let largest = Tensor::full(largest, (), x.device())?.to_dtype(x.dtype())?;
+        let largest = largest.broadcast_as(max.shape())?.contiguous()?;
+        elementwise::where_cond(&max.eq(f64::INFINITY)?, &largest, &finite)
+    }
+
+    fn maximum(&self, x: &Tensor) -> Result<Tensor> {
         let mut max = if self.to.is_empty() { x.flatten_all()?.max(0)? } else { x.clone() };
         for (dim, &size) in self.to.iter().enumerate() {
             if size != max.dims()[dim] {
                 max = max.max_keepdim(dim)?;
             }
         }
-        elementwise::where_cond(&max.abs()?.lt(f64::INFINITY)?, &max, &max.zeros_like()?)
+        Ok(max)
     }
 
     /// What is added up, or its square: `x` less its mean for a variance, the exponential of `x` less its maximum; for
@@ -290,10 +304,10 @@ impl Operator for Statistic {
             Kind::Norm => Some(self.magnitude(&kernels::cast(x, wide)?)?),
             _ if x.elem_count() == 0 => Some(Tensor::zeros(self.to.as_slice(), wide, x.device())?),
             Kind::Var => Some(reduce::mean_to(x, &self.to, count)?),
-            Kind::LogSumExp => Some(self.finite_maximum(&kernels::cast(x, wide)?)?),
+            Kind::LogSumExp => Some(self.nearly_maximum(&kernels::cast(x, wide)?)?),
         };
         let rest = match self.kind {
-            Kind::Var => {
+            Kind::Var if x.elem_count() > 0 => {
                 let distances = self.terms(x, offset.as_ref(), None)?;
                 Some(reduce::mean_to(&distances, &self.to, count)?)
             }

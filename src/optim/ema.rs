@@ -257,6 +257,7 @@ impl Ema {
         self.check_masters()?;
         let written = self.write();
         version::written(self.averages.iter().map(|a| a.variable.as_tensor()));
+        autocast::clear_cast_cache();
         written.and_then(|()| self.refresh())
     }
 

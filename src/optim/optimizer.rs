@@ -207,7 +207,7 @@ impl<C: Config> Optim<C> {
     /// A gradient of another shape than its variable, on another device, or of integers; [`OptimizerError::StaleMaster`]
     /// ([state](Self#state)). Nothing is updated then.
     pub fn step(&mut self, gradients: &GradStore) -> candle_core::Result<()> {
-        self.step_with(|variable| Some((gradients.get(variable)?, &Multiplier::ONE)), None)
+        self.step_with(|variable| Some((gradients.get(variable)?, &Multiplier::ONE)), None, false)
     }
 
     /// Back-propagates `loss` and steps, without loss scaling: for F32 and BF16.
@@ -246,6 +246,9 @@ impl<C: Config> Optim<C> {
 
     /// Gives the group `number` other settings, from now on. A schedule goes on from this learning rate: where it would
     /// have halved that of the group, it halves this one.
+    ///
+    /// A momentum that SGD had not before starts as the gradient of the next step, or, where a GPU skips that one, at 0, which
+    /// `dampening` tells apart.
     ///
     /// # Errors
     ///

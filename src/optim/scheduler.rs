@@ -182,8 +182,8 @@ impl Scheduler {
     ///
     /// # Synchronisation
     ///
-    /// None: a step that a GPU has yet to decide counts as taken until the next call, when it most
-    /// likely is decided and is read. After a skipped step the schedule is one step ahead, once.
+    /// None: a step that a GPU decides counts as taken until the next call, when it most likely is decided and is read.
+    /// After a skipped step the schedule is one step ahead, once, also where [`StepOutcome::skipped`] was read before.
     ///
     /// # Errors
     ///
@@ -193,8 +193,10 @@ impl Scheduler {
             self.taken -= u64::from(late.skipped()?);
             self.late = None;
         }
-        let taken = !outcome.is_known() || !outcome.skipped()?;
-        self.late = (!outcome.is_known()).then(|| outcome.clone());
+        // Nor does it matter whether somebody has read it by now: the ranks of a run need one rate.
+        let is_late = outcome.is_left_to_device();
+        let taken = is_late || !outcome.skipped()?;
+        self.late = is_late.then(|| outcome.clone());
         self.after(taken, optimizer);
         Ok(())
     }

@@ -15,11 +15,13 @@ use crate::scaler::{Internals, OptimizerFacts, Step, UnscaledGradients};
 use crate::{autocast, random};
 
 impl<C: Config> Optim<C> {
-    /// `flag`, on the GPU of the gradients, decides there whether the step is taken.
+    /// `flag`, on the GPU of the gradients, decides there whether the step is taken. Where it is `replicated`, other ranks
+    /// take it too.
     pub(crate) fn step_with<'a>(
         &mut self,
         gradient: impl Fn(&Tensor) -> Option<ScaledGradient<'a>>,
         flag: Option<&Tensor>,
+        replicated: bool,
     ) -> candle_core::Result<()> {
         // A learning rate may have been set since.
         self.groups.iter().try_for_each(|group| group.config.validate())?;
@@ -36,9 +38,15 @@ impl<C: Config> Optim<C> {
         let mut new = Vec::with_capacity(gradients.len());
         for (slot, gradient) in self.slots.iter_mut().zip(&gradients) {
             let count = self.groups[slot.group].config.states().len();
-            new.push(gradient.is_some() && slot.prepare(masters, count, dtype)?);
+            // A first step that failed has made states, and left them empty.
+            new.push(
+                gradient.is_some() && (slot.prepare(masters, count, dtype)? || slot.steps == 0),
+            );
         }
-        let bits = self.is_random().then(random::next_stream);
+        let bits = self.is_random().then(|| match replicated {
+            true => random::common_stream(self.number_of_step()),
+            false => random::next_stream(),
+        });
         let stream = bits.as_ref().map(|bits| bits.get_stream());
         let seed = bits.map_or(0, |mut bits| bits.random::<u64>());
         // Most variables are at the same step.
@@ -78,13 +86,20 @@ impl<C: Config> Optim<C> {
         // too: some may have been written.
         let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
         version::written(stepped.map(|(slot, _)| slot.variable.as_tensor()));
+        autocast::clear_cast_cache();
         done?;
         if !capture::is_active() {
             self.stepped(&places);
         }
         self.are_current(&places);
-        autocast::clear_cast_cache();
         Ok(())
+    }
+
+    /// A number that differs from step to step, and mostly from that of another optimizer, and is the same on all ranks.
+    fn number_of_step(&self) -> u64 {
+        let elements = self.slots.iter().map(|slot| slot.variable.elem_count() as u64);
+        let steps = self.slots.iter().map(|slot| slot.steps).max().unwrap_or(0);
+        elements.sum::<u64>() << 32 | (steps & u64::from(u32::MAX))
     }
 
     /// Fails where a variable with a gradient was written, and is not its master, rounded.
@@ -173,7 +188,8 @@ impl<C: Config> Step for Optim<C> {
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
-        self.step_with(|variable| gradients.scaled_gradient(variable), gradients.skip())
+        let gradient = |variable: &Tensor| gradients.scaled_gradient(variable);
+        self.step_with(gradient, gradients.skip(), gradients.is_replicated())
     }
 
     fn internals(&self) -> Internals {

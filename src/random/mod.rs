@@ -14,5 +14,5 @@ pub use state::{
 };
 
 pub(crate) use draw::{init, keep_mask};
-pub(crate) use state::{is_forked, stream_of, take};
+pub(crate) use state::{common_stream, is_forked, stream_of, take};
 pub(crate) use tape::{next_stream, record, replay};

@@ -150,6 +150,13 @@ pub(crate) fn take(draws: u64) -> RandomState {
     })
 }
 
+/// A stream that depends on the seed and this number alone, not on what was drawn: the same on ranks that have one seed,
+/// which start their draws 2^40 apart and may draw in other orders.
+pub(crate) fn common_stream(number: u64) -> ChaCha8Rng {
+    const APART: u64 = 1 << 63;
+    stream_of(RandomState { seed: state().seed, draws: APART }, number & !APART)
+}
+
 /// The generator of the `number`th draw after `state`.
 pub(crate) fn stream_of(state: RandomState, number: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(state.seed);

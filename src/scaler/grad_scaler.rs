@@ -372,15 +372,22 @@ impl GradScaler {
         let found_inf = self.agree(Finding::any(&findings)?)?;
         let outcome =
             StepOutcome::new(lock(&self.scale).snapshot()?, chosen.len(), found_inf, findings);
-        let flag = outcome.flag().filter(|_| optimizer.skips_on_device());
+        let outcome = match outcome.flag().is_some() && optimizer.skips_on_device() {
+            true => outcome.left_to_device(),
+            false => outcome,
+        };
+        let flag = outcome.flag().filter(|_| outcome.is_left_to_device());
         if flag.is_some() || !outcome.skipped()? {
             if !optimizer.internals().multiplies {
                 self.collected.apply_scale(&chosen)?;
             }
             let entries = chosen.iter().map(|&at| &self.collected.entries()[at]);
             let pairs = entries.map(|entry| (&entry.variable, entry.scaled_gradient()));
-            optimizer.apply(&UnscaledGradients::new(pairs, flag))?;
+            let gradients = UnscaledGradients::new(pairs, flag, self.reducer.is_some());
+            let applied = optimizer.apply(&gradients);
+            // On an error too: some variables may have been written.
             autocast::clear_cast_cache();
+            applied?;
         }
         self.collected.mark_stepped(&chosen);
         self.verdict = Some((chosen, outcome.found_inf().clone()));

@@ -219,10 +219,13 @@ impl Collected {
                 finished.inspect_err(|_| reducer.abort())?
             }
         };
-        for (variable, gradient) in arrived {
-            self.add(variable, gradient, since, unscale)?;
+        let mut arrived = arrived.into_iter();
+        let added = arrived
+            .try_for_each(|(variable, gradient)| self.add(variable, gradient, since, unscale));
+        if let (Err(_), Some(reducer)) = (&added, reducer) {
+            lock(reducer).fall_behind();
         }
-        Ok(saw_f16)
+        added.map(|()| saw_f16)
     }
 
     fn add(

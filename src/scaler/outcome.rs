@@ -41,6 +41,8 @@ pub struct StepOutcome {
     checked: usize,
     found_inf: FoundInf,
     findings: Vec<Finding>,
+    /// Whether a GPU takes the step or skips it, and the host has not asked.
+    left_to_device: bool,
     /// The thread that stepped on a GPU: each has a stream of its own there.
     stepped: Option<(ThreadId, Device)>,
     read: Known,
@@ -78,7 +80,18 @@ impl StepOutcome {
             FoundInf::Device(flag) => Some(flag.tensor().device().clone()),
         };
         let stepped = device.map(|device| (thread::current().id(), device));
-        Self { scale, checked, found_inf, findings, stepped, read: Known::default() }
+        let read = Known::default();
+        Self { scale, checked, found_inf, findings, left_to_device: false, stepped, read }
+    }
+
+    /// The same, of an optimizer that was given the flag.
+    pub(crate) fn left_to_device(self) -> Self {
+        Self { left_to_device: true, ..self }
+    }
+
+    /// Whether a GPU decided the step, or will. Unlike [`is_known`](Self::is_known) it does not change when somebody reads.
+    pub(crate) fn is_left_to_device(&self) -> bool {
+        self.left_to_device
     }
 
     /// The same outcome with other tensors on the GPU, each that `f` gives for one: of a step that was captured. Nothing of
@@ -108,7 +121,8 @@ impl StepOutcome {
         for flag in findings.iter_mut().flat_map(|finding| &mut finding.flags) {
             *flag = flag.with_tensor(map(flag.tensor())?);
         }
-        Ok(Self::new(scale, self.checked, found_inf, findings))
+        let left_to_device = self.left_to_device;
+        Ok(Self { left_to_device, ..Self::new(scale, self.checked, found_inf, findings) })
     }
 
     /// The flag on a GPU that decides whether the step is taken; `None` where the host knows.

@@ -26,6 +26,9 @@ pub(crate) trait Reducer: NormOfRanks + Debug + Send {
     /// The pass has failed.
     fn abort(&mut self);
 
+    /// This rank has failed to use the gradients of a pass that other ranks may use.
+    fn fall_behind(&mut self);
+
     /// Fails where passes have only accumulated: `call` needs gradients of all ranks.
     fn check_synchronised(&self, call: &'static str) -> Result<()>;
 

@@ -80,14 +80,23 @@ pub struct OptimizerFacts(pub(crate) Vec<(String, String)>);
 pub struct UnscaledGradients<'a> {
     by_variable: ById<(&'a Tensor, ScaledGradient<'a>)>,
     skip: Option<&'a Tensor>,
+    /// Whether the same step is taken elsewhere, by ranks that have the same weights.
+    replicated: bool,
 }
 
 impl<'a> UnscaledGradients<'a> {
     pub(crate) fn new(
         pairs: impl Iterator<Item = (&'a Tensor, ScaledGradient<'a>)>,
         skip: Option<&'a Tensor>,
+        replicated: bool,
     ) -> Self {
-        Self { by_variable: pairs.map(|(var, due)| (var.id(), (var, due))).collect(), skip }
+        let by_variable = pairs.map(|(var, due)| (var.id(), (var, due))).collect();
+        Self { by_variable, skip, replicated }
+    }
+
+    /// Whether other ranks take the same step, and have to draw the same random bits for it.
+    pub(crate) fn is_replicated(&self) -> bool {
+        self.replicated
     }
 
     /// The gradient of `variable`, and what it is to be multiplied by: for an optimizer that

@@ -187,3 +187,22 @@ fn backward_does_not_ask_the_scope() -> Result<()> {
     assert_same("on another thread", there.get(&w).unwrap(), here.get(&w).unwrap());
     Ok(())
 }
+
+/// Batch norm writes its running statistics in forward, also those that another operator has read in the scope.
+#[test]
+fn running_statistics_are_cast_anew() -> Result<()> {
+    use candle_core::ModuleT;
+    let varmap = candle_amp::nn::VarMap::new();
+    let vb = candle_amp::nn::var_builder(&varmap, DType::F32, &Device::Cpu);
+    let norm = candle_amp::nn::batch_norm(1, candle_nn::BatchNormConfig::default(), vb)?;
+    let mean = norm.running_mean().clone();
+    let (x, w) = (Tensor::zeros((1, 1), DType::F32, &Device::Cpu)?, weight(1.0)?);
+    let batch = Tensor::new(&[[[[9f32, 11.0]]]], &Device::Cpu)?;
+    Autocast::new(DType::BF16).scope(|| {
+        let sum = || ops::linear(&x, &w, Some(&mean)).map(|y| to_vec(&y));
+        assert_eq!(sum()?, [0.0]);
+        norm.forward_t(&batch, true)?;
+        assert_eq!(sum()?, [1.0]);
+        Ok(())
+    })
+}

@@ -368,3 +368,17 @@ fn parameter_names_are_unique() {
     let twice = [("w", var(&[1.0])), ("w", var(&[2.0]))];
     assert_says(Parameters::named(twice), &["`w` appears twice"]);
 }
+
+/// Where a convolution lays its padded images out whole, there may be no memory for them.
+#[test]
+fn padding_beyond_memory_is_an_error() -> candle_core::Result<()> {
+    let x = Tensor::ones((1, 1, 4, 4), DType::F64, &Device::Cpu)?;
+    let weight = Tensor::ones((8, 1, 3, 3), DType::F64, &Device::Cpu)?;
+    let config =
+        candle_nn::Conv2dConfig { padding: 1 << 24, stride: 1 << 24, ..Default::default() };
+    assert_says(
+        ops::conv2d(&x, &weight, None, config),
+        &["no memory for padded images of 33554436"],
+    );
+    Ok(())
+}

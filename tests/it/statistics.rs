@@ -59,6 +59,16 @@ fn statistics_are_pytorchs() -> Result<()> {
     Ok(())
 }
 
+/// Beside an infinity all exponentials are nothing, also those that would overflow.
+#[test]
+fn large_numbers_beside_an_infinity_have_no_share() -> Result<()> {
+    for dtype in [DType::F32, DType::F64, DType::BF16] {
+        let x = of(&[INF, 1e30, 100.0, -INF], &[1, 4]).to_dtype(dtype)?;
+        check(both(&x, &[1.0], |x| ops::log_sum_exp(x, 1))?, [&[INF], &[NAN, 0.0, 0.0, 0.0]]);
+    }
+    Ok(())
+}
+
 /// The mean of numbers far from 0 is rounded by as much as they differ.
 #[test]
 fn a_variance_far_from_zero_is_that_of_the_numbers() -> Result<()> {

@@ -130,6 +130,18 @@ fn attention_computes_what_candle_documents() -> Result<()> {
     Ok(())
 }
 
+/// A query beside cached keys is the last one, and sees them all.
+#[test]
+fn a_single_query_sees_all_cached_keys() -> Result<()> {
+    let x = |seed, positions| random(seed, (2, 4, positions, 8), DType::F32);
+    let (q, k, v) = (x(1, 1), x(2, 6), x(3, 6));
+    let causal = nn::ops::sdpa(&q, &k, &v, None, true, 0.4, 1.0)?;
+    close("one query", Ok(causal), nn::ops::sdpa(&q, &k, &v, None, false, 0.4, 1.0));
+    let refused = nn::ops::sdpa(&x(4, 2), &k, &v, None, true, 0.4, 1.0);
+    assert_says(refused, &["2 queries and 6 keys", "give a mask"]);
+    Ok(())
+}
+
 /// candle's fused operators leave every variable below them without a gradient, and say nothing.
 #[test]
 fn packed_attention_is_attention_of_the_parts() -> Result<()> {

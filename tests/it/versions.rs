@@ -178,6 +178,41 @@ fn a_checkpoint_of_frozen_weights_that_were_written_is_refused() -> candle_amp::
     Ok(())
 }
 
+/// Class weights are no inputs. Without a checkpoint a loss keeps a copy of them.
+#[test]
+fn a_checkpoint_of_class_weights_that_were_written_is_refused() -> candle_amp::Result<()> {
+    let targets = Tensor::new(&[2u32, 0, 1], &candle_core::Device::Cpu)?;
+    let classes = random(8, (3, 3), DType::F32);
+    for form in 0..3 {
+        let (w, x) = (Var::new(&[1f32, 2.0, 3.0], &candle_core::Device::Cpu)?, var(3)?);
+        let weight = Some(w.as_detached_tensor());
+        let (targets, classes) = (targets.clone(), classes.clone());
+        let f = move |x: &Tensor| match form {
+            0 => candle_amp::nn::CrossEntropyLoss { weight: weight.clone(), ..Default::default() }
+                .forward(x, &targets),
+            1 => candle_amp::nn::NllLoss { weight: weight.clone(), ..Default::default() }
+                .forward(x, &targets),
+            _ => {
+                let loss = candle_amp::nn::CrossEntropyLoss {
+                    weight: weight.clone(),
+                    ..Default::default()
+                };
+                loss.forward_linear(x, &classes, None, &targets)
+            }
+        };
+        let kept = f(&x)?;
+        let loss = checkpoint(f, &x)?;
+        step(&w)?;
+        assert!(GradScaler::disabled().scale(&kept)?.backward().is_ok());
+        let refused = GradScaler::disabled().scale(&loss)?.backward();
+        assert_says(
+            refused,
+            &["`checkpoint`, whose function read a tensor that was written in place"],
+        );
+    }
+    Ok(())
+}
+
 /// Only what was written after candle's operator has read it is gone.
 #[test]
 fn a_step_before_the_forward_pass_does_not_spoil_candles_operators() -> candle_amp::Result<()> {

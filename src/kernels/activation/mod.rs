@@ -9,7 +9,7 @@ mod halves;
 mod lookup;
 mod math;
 mod pointwise;
-mod portable;
+pub(in crate::kernels) mod portable;
 pub(crate) mod prelu;
 pub(crate) mod table;
 #[cfg(test)]

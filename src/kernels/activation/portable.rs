@@ -124,7 +124,7 @@ fn clamp(x: &Tensor, min: f64, max: f64) -> Result<Tensor> {
 }
 
 /// `1 + x` is rounded to `w`: the quotient takes back what that changes.
-fn log1p(x: &Tensor) -> Result<Tensor> {
+pub(in crate::kernels) fn log1p(x: &Tensor) -> Result<Tensor> {
     let w = (x + 1.0)?;
     let exact = (w.log()? * (x / (&w - 1.0)?)?)?;
     (w.eq(1.0)? + w.eq(f64::INFINITY)?)?.where_cond(x, &exact)

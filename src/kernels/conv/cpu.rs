@@ -15,6 +15,7 @@ use candle_core::{Result, Tensor};
 
 use super::columns::{PixelBlock, RowPanels, crop, pad};
 use super::shape::Shape;
+use crate::error::bail;
 use crate::kernels::cpu::dtype::{Element, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
@@ -31,6 +32,7 @@ pub(super) fn forward<O: Element>(
 where
     O::Acc: Arithmetic,
 {
+    check_memory::<O::Acc>(shape)?;
     let weight = widened::<O::Acc>(weight)?;
     let bias = bias.map(widened::<O::Acc>).transpose()?;
     let out = convolve::<O>(&*O::Acc::open(x)?, &weight, bias.as_deref(), shape);
@@ -47,6 +49,7 @@ pub(super) fn dgrad<O: Element>(
 where
     O::Acc: Arithmetic,
 {
+    check_memory::<O::Acc>(shape)?;
     let weight = widened::<O::Acc>(weight)?;
     let bias = bias.map(widened::<O::Acc>).transpose()?;
     let (grad, bias) = (O::Acc::open(grad)?, bias.as_deref());
@@ -59,9 +62,27 @@ where
 
 /// See [`super::wgrad`]; operands as for [`forward`], result in `A`.
 pub(super) fn wgrad<A: Arithmetic>(x: &Tensor, grad: &Tensor, shape: &Shape) -> Result<Tensor> {
+    check_memory::<A>(shape)?;
     let _held = hold([x, grad]);
     let sums = wgrad_batch(&*A::open(x)?, &*A::open(grad)?, shape);
     Ok(tensor(sums, &shape.weight_dims()))
+}
+
+/// Fails where there is no memory for the padded images that threads have at a time: where it is asked for within a pass, to
+/// be refused ends the program.
+fn check_memory<A>(shape: &Shape) -> Result<()> {
+    /// Elements that any machine has room for.
+    const FEW: usize = 1 << 28;
+    let images = PIXELS.min(shape.batch).saturating_mul(parallel::threads());
+    let elements = images.saturating_mul(shape.padded_image());
+    if elements > FEW && Vec::<A>::new().try_reserve_exact(elements).is_err() {
+        let (height, width) = (shape.padded_height(), shape.padded_width());
+        bail!(
+            "conv: there is no memory for padded images of {height} x {width} pixels, which this convolution lays out whole: \
+             choose a smaller padding"
+        )
+    }
+    Ok(())
 }
 
 /// A small tensor's elements, widened.

@@ -190,10 +190,8 @@ DEVICE float one_more(float x) { return log1pf(x); }
 DEVICE double one_more(double x) { return log1p(x); }
 template <class A> DEVICE A magnitude(A x) { return x < A(0) ? -x : x; }
 
-template <class A> DEVICE A bounded_log(A x) {
-    A log = logarithm(x);
-    return log < A(-100) ? A(-100) : log;
-}
+template <class A> DEVICE A bounded(A log) { return log < A(-100) ? A(-100) : log; }
+template <class A> DEVICE A bounded_log(A x) { return bounded(logarithm(x)); }
 
 template <class A> DEVICE A pair_loss(int kind, A delta, A a, A b) {
     if (kind == 0) return (a - b) * (a - b);
@@ -201,7 +199,7 @@ template <class A> DEVICE A pair_loss(int kind, A delta, A a, A b) {
         A d = magnitude(a - b);
         return d > delta ? delta * (d - A(0.5) * delta) : A(0.5) * d * d;
     }
-    if (kind == 2) return -(b * bounded_log(a) + (A(1) - b) * bounded_log(A(1) - a));
+    if (kind == 2) return -(b * bounded_log(a) + (A(1) - b) * bounded(one_more(-a)));
     if (kind == 4) return magnitude(a - b);
     if (kind == 5) return (b == A(0) ? b : b * logarithm(b)) - b * a;
     if (kind == 6) return exponential(b) * (b - a);
@@ -217,7 +215,7 @@ template <class A> DEVICE A pair_slope(int kind, bool of_target, A delta, A a, A
         return of_target ? -d : d;
     }
     if (kind == 2) {
-        if (of_target) return bounded_log(A(1) - a) - bounded_log(a);
+        if (of_target) return bounded(one_more(-a)) - bounded_log(a);
         A variance = a * (A(1) - a), least = A(1e-12);
         return (a - b) / (variance < least ? least : variance);
     }

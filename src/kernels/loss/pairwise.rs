@@ -24,7 +24,7 @@ pub(crate) enum Pairwise {
     BinaryCrossEntropyWithLogit,
     /// `|a - b|`.
     L1,
-    /// `b (ln(b) - a)`, 0 where `b` is; or, if `log_target` is set, the same with `exp(b)` for `b`.
+    /// `b (ln(b) - a)`, 0 where `b` is and `a` is finite; or, if `log_target` is set, the same with `exp(b)` for `b`.
     KlDiv { log_target: bool },
 }
 
@@ -66,7 +66,7 @@ pub(super) fn terms<A: Math>(loss: Pairwise, a: &mut [A], b: &[A]) {
             a,
             b,
             #[inline(always)]
-            |a, b| -(b * bounded_log(a) + (one - b) * bounded_log(one - a)),
+            |a, b| -(b * bounded_log(a) + (one - b) * bounded_log_of_rest(a)),
         ),
         Pairwise::BinaryCrossEntropyWithLogit => each(
             a,
@@ -146,7 +146,7 @@ pub(super) fn derivatives<A: Math>(loss: Pairwise, argument: LossArgument, a: &m
                 a,
                 b,
                 #[inline(always)]
-                |a, _| bounded_log(one - a) - bounded_log(a),
+                |a, _| bounded_log_of_rest(a) - bounded_log(a),
             );
         }
         (Pairwise::BinaryCrossEntropyWithLogit, LossArgument::Input) => {
@@ -209,6 +209,15 @@ pub(super) fn derivatives<A: Math>(loss: Pairwise, argument: LossArgument, a: &m
 #[inline(always)]
 fn bounded_log<A: Math>(x: A) -> A {
     let log = x.ln();
+    let lowest = A::of(LOWEST_LOG);
+    if log < lowest { lowest } else { log }
+}
+
+/// `ln(1 - x)`, which a small `x` reaches with all its digits.
+#[inline(always)]
+fn bounded_log_of_rest<A: Math>(x: A) -> A {
+    let near = x >= -A::one() && x <= A::of(0.5);
+    let log = if near { (-x).log_of_one_more() } else { (A::one() - x).ln() };
     let lowest = A::of(LOWEST_LOG);
     if log < lowest { lowest } else { log }
 }

@@ -5,6 +5,7 @@ use candle_core::{DType, Result, Tensor};
 use super::class::{ClassLoss, LogitsGradient, Reduced, Reduction, count};
 use super::pairwise::{LEAST_VARIANCE, LOWEST_LOG, LossArgument, Pairwise};
 use crate::kernels::accumulator;
+use crate::kernels::activation::portable::log1p;
 use crate::kernels::elementwise::portable::{at_least, clamped, upcast};
 
 /// The targets of the rows, and how much each counts: tensors `(n, 1)`.
@@ -147,7 +148,7 @@ fn pairwise_terms(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Ten
         }
         Pairwise::BinaryCrossEntropy => {
             let present = (&b * bounded_log(&a)?)?;
-            let absent = (one_minus(&b)? * bounded_log(&one_minus(&a)?)?)?;
+            let absent = (one_minus(&b)? * bounded(&log1p(&a.neg()?)?)?)?;
             (present + absent)?.neg()
         }
         Pairwise::BinaryCrossEntropyWithLogit => {
@@ -192,7 +193,7 @@ fn pairwise_derivatives(
             a.sub(&b)? / at_least(&(&a * one_minus(&a)?)?, LEAST_VARIANCE)?
         }
         (Pairwise::BinaryCrossEntropy, LossArgument::Target) => {
-            bounded_log(&one_minus(&a)?)? - bounded_log(&a)?
+            bounded(&log1p(&a.neg()?)?)? - bounded_log(&a)?
         }
         (Pairwise::BinaryCrossEntropyWithLogit, LossArgument::Input) => {
             (a.neg()?.exp()? + 1.0)?.recip()? - b
@@ -228,6 +229,10 @@ fn one_minus(x: &Tensor) -> Result<Tensor> {
     x.affine(-1.0, 1.0)
 }
 
+fn bounded(log: &Tensor) -> Result<Tensor> {
+    at_least(log, LOWEST_LOG)
+}
+
 fn bounded_log(x: &Tensor) -> Result<Tensor> {
-    at_least(&x.log()?, LOWEST_LOG)
+    bounded(&x.log()?)
 }

@@ -84,7 +84,8 @@ pub(crate) fn unscaled((gradient, by): ScaledGradient<'_>) -> Result<Tensor> {
         return Ok(gradient.clone());
     }
     let copy = ordered(gradient.device(), || gradient.copy())?;
-    apply_scale(vec![copy], &[by])?.pop().ok_or_else(|| Error::msg("one for one"))
+    let mut multiplied = apply_scale(vec![copy], &[by])?;
+    Ok(multiplied.swap_remove(0))
 }
 
 /// The product, out of candle's operators; nothing is written. No wait.

@@ -209,3 +209,19 @@ fn losses_of_pairs_are_pytorchs() -> Result<()> {
     assert_says(HuberLoss { delta: 0.0, ..Default::default() }.forward(&x, &y), &["delta is 0"]);
     Ok(())
 }
+
+/// `ln(1 - p)` has the digits of a small `p`.
+#[test]
+fn probabilities_near_zero_keep_their_digits() -> Result<()> {
+    let p = Tensor::new(&[1e-6f32, 1e-7, 2e-8, 0.3, 0.7], &Device::Cpu)?;
+    let target = Var::zeros(5, DType::F32, &Device::Cpu)?;
+    let loss = BceLoss { reduction: Reduction::None }.forward(&p, &target)?;
+    let slope = to_vec(loss.sum_all()?.backward()?.get(&target).expect("a gradient"));
+    for ((p, loss), slope) in to_vec(&p).into_iter().zip(to_vec(&loss)).zip(slope) {
+        let expected = -(-p).ln_1p();
+        let near = |a: f64, b: f64| (a - b).abs() <= 4.0 * f64::from(f32::EPSILON) * b.abs();
+        assert!(near(loss, expected), "{p}: {loss} not {expected}");
+        assert!(near(slope, -p.ln() - expected), "{p}: {slope}");
+    }
+    Ok(())
+}

@@ -370,3 +370,45 @@ fn buffers_are_broadcast_too() -> Result<()> {
     })?;
     Ok(())
 }
+
+/// Ranks draw from other places of one sequence, or more often, and round their weights alike.
+#[test]
+fn ranks_round_alike_wherever_they_draw() -> Result<()> {
+    use candle_amp::optim::{AdamW, AdamWConfig};
+    for (dtype, masters, state) in
+        [(DType::BF16, Masters::Stochastic, DType::F32), (DType::F32, Masters::F32, DType::BF16)]
+    {
+        let all = on_ranks(3, |communicator| {
+            let _fork = generator::fork_rng_guard();
+            generator::manual_seed(5);
+            let rank = communicator.rank();
+            let (vars, parameters) = layers(dtype, 0)?;
+            let (parallel, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+            let mut place = generator::state();
+            place.draws += (rank as u64) << 40;
+            generator::set_state(place);
+            let config = AdamWConfig { lr: 0.01, ..Default::default() };
+            let adamw = AdamW::new(&parameters, config)?.with_masters(masters)?;
+            let mut adamw = adamw.with_state_dtype(state)?;
+            for step in 0..4 {
+                if rank == 1 {
+                    ops::dropout(&samples(0, DType::F32), 0.5)?;
+                }
+                scaler.scale(&loss(&vars, &samples(3 * step + rank, dtype))?)?.backward()?;
+                assert!(!scaler.step(&mut adamw)?.skipped()?);
+                scaler.update()?;
+            }
+            drop(parallel);
+            Ok((vars, adamw.state()?.tensors))
+        })?;
+        for (vars, states) in &all[1..] {
+            for (a, b) in vars.iter().zip(&all[0].0) {
+                assert_same("a weight", a, b);
+            }
+            for (name, state) in states {
+                assert_same(name, state, &all[0].1[name]);
+            }
+        }
+    }
+    Ok(())
+}

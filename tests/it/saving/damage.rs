@@ -325,3 +325,17 @@ fn what_is_no_regular_file_is_refused_without_opening_it() {
         );
     }
 }
+
+/// A quote in a name is escaped, so that what follows it is not taken for the checksum.
+#[test]
+fn a_name_may_end_like_the_key_of_the_checksum() -> Result<()> {
+    use candle_amp::checkpoints::State;
+    let folder = Folder::new();
+    let path = folder.file("run");
+    let state = State::default().with("a\"checksum", "12345678 and more");
+    Checkpoint::new(1).with("a", &state)?.save(&path)?;
+    let mut loaded = State::default();
+    Checkpoint::open(&path)?.load(&mut [("a", &mut loaded)])?;
+    assert_eq!(loaded.values, state.values);
+    Ok(())
+}
