@@ -235,19 +235,18 @@ pub(crate) fn has_changed_since(time: u64, tensor: &Tensor) -> bool {
 /// Not seen are operands that are not tracked, and one that also lies [below another operand](arguments). candle does
 /// not say which operands an operator's backward reads: all count.
 pub(super) fn check(nodes: &[&Tensor], is_of_this_crate: fn(&Tensor) -> bool) -> crate::Result<()> {
-    // Before the lock: it may drop what a graph has kept, such as copies of masters, which take the lock too.
-    let of_this_crate: Vec<bool> = nodes.iter().map(|node| is_of_this_crate(node)).collect();
     let versions = lock(&VERSIONS);
     versions.check_copies(nodes)?;
     let variables = nodes.iter().filter(|node| node.is_variable());
     let writes = variables.filter_map(|variable| versions.writes.get(&place(variable)));
     let Some(latest) = writes.map(|write| write.newest).max() else { return Ok(()) };
+    // Without the lock: that may drop what a graph has kept, such as copies of masters, which take it too.
+    drop(versions);
+    let older = nodes.iter().filter(|node| number(node) < latest && !node.is_variable());
+    let candles: Vec<_> = older.filter(|node| !is_of_this_crate(node)).collect();
+    let versions = lock(&VERSIONS);
     // A copy was computed from its master too, and is checked above.
-    let candles = |(node, is_of_this_crate): &(&&Tensor, bool)| {
-        let other = node.is_variable() || versions.copies.contains_key(&node.id());
-        number(node) < latest && !other && !is_of_this_crate
-    };
-    for (node, _) in nodes.iter().zip(of_this_crate).filter(candles) {
+    for node in candles.into_iter().filter(|node| !versions.copies.contains_key(&node.id())) {
         let (made, args) = (number(node), arguments(node));
         let changed = args.iter().position(|arg| {
             let write = versions.writes.get(&place(arg));

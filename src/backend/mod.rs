@@ -16,8 +16,9 @@ pub use threads::on_workers;
 /// How often this thread has waited for a CUDA device, to read from it in this crate; 0 without the
 /// feature `cuda`. candle's own reads (`to_scalar`, `to_vec1`) are not among them.
 ///
-/// A training step with the crate's optimizers waits for nothing: the number stays as it is, until
-/// somebody asks for [`StepOutcome::skipped`](crate::StepOutcome::skipped) or the scale.
+/// A training step with the crate's optimizers waits for nothing: the number stays as it is, until somebody asks for
+/// [`StepOutcome::skipped`](crate::StepOutcome::skipped) or the scale, as [`Scheduler::step`](crate::optim::Scheduler::step)
+/// does for the step before. Checkpoints, comparisons of weights and [`empty_cache`] are not counted.
 pub fn device_reads() -> u64 {
     crate::kernels::cuda::reads()
 }

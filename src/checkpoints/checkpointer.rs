@@ -212,9 +212,10 @@ impl Checkpointer {
     /// [`SavedCheckpoint::load`]'s. Nothing is changed or renamed then.
     pub fn resume(&self, parts: &mut [(&str, &mut dyn Stateful)]) -> Result<Option<Resumed>> {
         let Some(saved) = self.latest()? else { return Ok(None) };
+        let steps = self.steps()?;
         saved.load(parts)?;
         let mut set_aside = Vec::new();
-        for later in self.steps()?.into_iter().filter(|step| *step > saved.step()) {
+        for later in steps.into_iter().filter(|step| *step > saved.step()) {
             match verified::verdict(&self.path(later)) {
                 Ok(Verdict::Damaged) => set_aside.extend(self.set_aside(later)),
                 Ok(Verdict::Whole(_)) => {}

@@ -207,10 +207,13 @@ impl Stateful for random::Generator {
 /// [`Parameters`].
 impl<C: Config> Stateful for Optim<C> {
     fn save(&self) -> Result<State> {
-        let OptimizerState { optimizer, tensors, steps, groups } = self.state()?;
+        let OptimizerState { optimizer, tensors, steps, groups, common_draws } = self.state()?;
         let mut state = State { tensors, values: BTreeMap::new() }.with("optimizer", optimizer);
         for (name, count) in steps {
             state = state.with(format!("steps.{name}"), count);
+        }
+        if common_draws > 0 {
+            state = state.with(COMMON_DRAWS, common_draws);
         }
         for (number, group) in groups.into_iter().enumerate() {
             state = state.with(format!("group.{number}.base_lr"), group.base_lr);
@@ -233,6 +236,9 @@ impl<C: Config> Stateful for Optim<C> {
     }
 }
 
+/// A value of an optimizer's part, where it is not 0.
+const COMMON_DRAWS: &str = "common_draws";
+
 fn optimizer_state(state: &State) -> Result<OptimizerState> {
     let unknown = |name: &str| {
         CheckpointError::Mismatch {
@@ -244,7 +250,12 @@ fn optimizer_state(state: &State) -> Result<OptimizerState> {
         .into()
     };
     let (mut steps, mut groups) = (BTreeMap::new(), BTreeMap::<usize, GroupState>::new());
+    let mut common_draws = 0;
     for name in state.values.keys().filter(|name| *name != "optimizer") {
+        if name == COMMON_DRAWS {
+            common_draws = count(state, name)?;
+            continue;
+        }
         if let Some(variable) = name.strip_prefix("steps.") {
             steps.insert(variable.to_owned(), count(state, name)?);
             continue;
@@ -275,6 +286,7 @@ fn optimizer_state(state: &State) -> Result<OptimizerState> {
     Ok(OptimizerState {
         optimizer: state.value("optimizer")?,
         tensors: state.tensors.clone(),
+        common_draws,
         steps,
         groups: groups.into_values().collect(),
     })

@@ -24,7 +24,8 @@ use crate::{GradScaler, Parameters, Result, autocast};
 /// the settings, and the names, shapes and dtypes of parameters and buffers, and gives all ranks the weights and buffers
 /// of rank 0. Every [`check_every`](DataParallelConfig::check_every) passes they compare the loss scale, the generator's
 /// seed and the weights. At the step after it they compare the optimizer: its settings and steps, or the learning rate
-/// alone of one of candle's. An optimizer of your own that implements [`Step`](crate::optim::Step) is not compared.
+/// alone of one of candle's. Of an optimizer of your own, the one that [`Step::inner`](crate::optim::Step::inner) names is
+/// compared, or nothing.
 ///
 /// Without [`attach`](Self::attach) nothing is averaged, and each rank trains alone, without an error. So does an optimizer's
 /// own `backward_step`.

@@ -238,6 +238,8 @@ impl BucketReducer {
     /// Waits for all buckets: the averages, and the names of what lacks a gradient somewhere.
     fn collect(&mut self) -> Result<(Averages, Vec<String>)> {
         let (mut gradients, mut unused) = (Vec::new(), Vec::new());
+        // Until all of it has succeeded: other ranks may have what this one then lacks.
+        self.cut_short = true;
         for (bucket, pending) in std::mem::take(&mut self.pass.started).into_iter().enumerate() {
             let reduced = pending.wait()?;
             let averages = self.averages(&self.buckets.members[bucket], &reduced)?;
@@ -309,9 +311,7 @@ impl Reducer for BucketReducer {
     }
 
     fn finish(&mut self, rest: Vec<(Tensor, Gradient)>) -> Result<Vec<(Tensor, Tensor)>> {
-        // Until it has succeeded.
         let cut_short = self.cut_short;
-        self.cut_short |= !self.paused;
         for (variable, gradient) in rest {
             self.complete(&variable, gradient)?;
         }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Tensor, TensorId, Var};
 
+use super::communicator::Pending;
 use super::data_parallel::DataParallel;
 use super::reducer::in_shards;
 use crate::autograd::{is_frozen, version};
@@ -237,7 +238,7 @@ impl<C: Config> Sharded<C> {
                 .collect::<candle_core::Result<_>>()?;
             started.push((together, communicator.start_all_gather(&Tensor::cat(&parts, 0)?)?));
         }
-        for (together, pending) in started {
+        let write = |(together, pending): (Vec<&Shard>, Pending)| -> Result<()> {
             let rows = pending.wait()?.reshape((communicator.size(), ()))?;
             let mut start = 0;
             for shard in together {
@@ -247,10 +248,13 @@ impl<C: Config> Sharded<C> {
                 variable.set(&whole.reshape(variable.shape())?)?;
                 start += len;
             }
-        }
+            Ok(())
+        };
+        let written = started.into_iter().try_for_each(write);
+        // On an error too: some have been written.
         version::written(shards.iter().map(|shard| shard.variable.as_tensor()));
         autocast::clear_cast_cache();
-        Ok(())
+        written
     }
 }
 

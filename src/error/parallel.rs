@@ -2,7 +2,8 @@
 
 use candle_core::Shape;
 
-/// What ranks that train together find wrong. All of them return it, before anything has changed.
+/// What ranks that train together find wrong. [`Differs`](Self::Differs) and [`Unused`](Self::Unused) are returned on all
+/// ranks, the others on each that made the mistake. No weight, and no gradient in the scaler, has changed then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelError {

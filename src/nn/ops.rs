@@ -63,8 +63,8 @@ pub fn rms_norm_slow(x: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
 ///
 /// # Errors
 ///
-/// Those of [`ops::sdpa_softcapped`]; `do_causal` with several queries, but not as many as keys: candle then takes the last
-/// query to see all keys, and `ops::sdpa`, as PyTorch, the first to see one.
+/// Those of [`ops::sdpa_softcapped`]; `do_causal` with more than one query and another number of keys: candle aligns the mask
+/// to the last key, PyTorch and `ops::sdpa` to the first.
 pub fn sdpa(
     q: &Tensor,
     k: &Tensor,

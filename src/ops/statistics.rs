@@ -1,7 +1,7 @@
 //! Variances, norms, and logarithms of sums of exponentials.
 
 use candle_core::shape::Dims;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
 use super::check::{check_operand, shape_error};
 use super::reduce::{kept, without};
@@ -231,17 +231,18 @@ impl Statistic {
 
     /// The largest of the elements of each result, or 0 where that is not finite.
     fn finite_maximum(&self, x: &Tensor) -> Result<Tensor> {
-        let max = self.maximum(x)?;
-        elementwise::where_cond(&max.abs()?.lt(f64::INFINITY)?, &max, &max.zeros_like()?)
+        finite_or_zero(&self.maximum(x)?)
     }
 
     /// The same, but the largest number where that is ∞: beside it, the exponentials of all others are 0.
     fn nearly_maximum(&self, x: &Tensor) -> Result<Tensor> {
-        let (max, finite) = (self.maximum(x)?, self.finite_maximum(x)?);
+        let max = self.maximum(x)?;
         let largest = if x.dtype() == DType::F64 { f64::MAX } else { f32::MAX.into() };
-        let largest = Tensor::full(largest, (), x.device())?.to_dtype(x.dtype())?;
+        // On the host first: Metal has no F64.
+        let largest =
+            Tensor::new(largest, &Device::Cpu)?.to_dtype(x.dtype())?.to_device(x.device())?;
         let largest = largest.broadcast_as(max.shape())?.contiguous()?;
-        elementwise::where_cond(&max.eq(f64::INFINITY)?, &largest, &finite)
+        elementwise::where_cond(&max.eq(f64::INFINITY)?, &largest, &finite_or_zero(&max)?)
     }
 
     fn maximum(&self, x: &Tensor) -> Result<Tensor> {
@@ -274,6 +275,10 @@ impl Statistic {
             }
         }
     }
+}
+
+fn finite_or_zero(x: &Tensor) -> Result<Tensor> {
+    elementwise::where_cond(&x.abs()?.lt(f64::INFINITY)?, x, &x.zeros_like()?)
 }
 
 impl Operator for Statistic {

@@ -21,7 +21,7 @@
 /// `Stochastic` rounds up or down at random, up as often as the value is close to the upper number.
 /// Plain rounding loses every update below half the variable's last bit; this way they add up on
 /// average, and the noise of a step is that of one rounding. The random bits come from the crate's
-/// generator, [`random`](crate::random), one draw a step.
+/// generator, [`random`](crate::random), one draw a step; on several ranks from its seed and the number of the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Masters {
     /// `F32` masters.

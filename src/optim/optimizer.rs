@@ -29,7 +29,8 @@ use crate::{Error, Result};
 ///
 /// # Synchronisation
 ///
-/// None on a CPU or on CUDA. On another GPU, LAMB's norms, remainders and stochastic rounding go through
+/// None on a CPU or on CUDA, except that the first step after this crate has written a 16-bit variable with an `F32` master
+/// reads that variable. On another GPU, LAMB's norms, remainders and stochastic rounding go through
 /// the host.
 ///
 /// # State
@@ -85,6 +86,8 @@ pub struct Optim<C> {
     pub(super) addresses: Vec<usize>,
     /// `U32` on a GPU: how many steps of each slot were skipped there, of those it counts.
     pub(super) skips: Option<Tensor>,
+    /// How many steps have drawn the random bits that all ranks have.
+    pub(super) common_draws: u64,
 }
 
 /// The settings of a group.
@@ -152,7 +155,8 @@ impl<C: Config> Optim<C> {
             slots.iter().map(|slot| kernels::place(&slot.variable)).collect();
         addresses.sort_unstable();
         let (masters, state_dtype) = (Masters::F32, DType::F32);
-        Ok(Self { groups: settings, slots, masters, state_dtype, addresses, skips: None })
+        let (skips, common_draws) = (None, 0);
+        Ok(Self { groups: settings, slots, masters, state_dtype, addresses, skips, common_draws })
     }
 
     /// The same with another way to keep 16-bit variables.
@@ -247,8 +251,8 @@ impl<C: Config> Optim<C> {
     /// Gives the group `number` other settings, from now on. A schedule goes on from this learning rate: where it would
     /// have halved that of the group, it halves this one.
     ///
-    /// A momentum that SGD had not before starts as the gradient of the next step, or, where a GPU skips that one, at 0, which
-    /// `dampening` tells apart.
+    /// A momentum that SGD had not before starts as the gradient of the next step, or, where a GPU skips that one, at 0; these
+    /// differ only if `dampening` is not 0.
     ///
     /// # Errors
     ///

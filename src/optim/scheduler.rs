@@ -85,7 +85,7 @@ pub struct Scheduler {
     base_lr: f64,
     /// With the last step, if that is `late`.
     taken: u64,
-    /// The last step, if a GPU had not decided yet whether it was taken.
+    /// The last step, if it was left to a GPU whether it was taken.
     late: Option<StepOutcome>,
     /// The rate that it set last. An optimizer with another one has it from somebody else.
     set: Option<f64>,
@@ -182,8 +182,9 @@ impl Scheduler {
     ///
     /// # Synchronisation
     ///
-    /// None: a step that a GPU decides counts as taken until the next call, when it most likely is decided and is read.
-    /// After a skipped step the schedule is one step ahead, once, also where [`StepOutcome::skipped`] was read before.
+    /// A step that a GPU decides counts as taken until the next call, which reads the flag: it waits for what has been launched
+    /// by then. After a skipped step the schedule is one step ahead, once, also where [`StepOutcome::skipped`] was read
+    /// before. Otherwise none.
     ///
     /// # Errors
     ///

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 
 /// The state of an optimizer: everything but the variables themselves.
 ///
-/// Tensors are copies, on the device of their variable, in the dtype they are kept in. With `w` the
+/// Tensors are copies, on the device of their variable (empty ones on the CPU), in the dtype they are kept in. With `w` the
 /// name of a variable, they are called:
 ///
 /// | | |
@@ -36,6 +36,9 @@ pub struct OptimizerState {
     pub steps: BTreeMap<String, u64>,
     /// In the order of the groups.
     pub groups: Vec<GroupState>,
+    /// How many steps, skipped ones too, were rounded stochastically by random bits that all ranks of a
+    /// [`DataParallel`](crate::dist::DataParallel) have.
+    pub common_draws: u64,
 }
 
 /// The settings of a group and whose they are.
@@ -65,6 +68,7 @@ impl<C: Config> Optim<C> {
             tensors: BTreeMap::new(),
             steps: BTreeMap::new(),
             groups: Vec::new(),
+            common_draws: self.common_draws,
         };
         for GroupSettings { config, base_lr } in &self.groups {
             let settings = config.settings().into_iter().map(|(name, x)| (name.to_owned(), x));
@@ -115,7 +119,7 @@ impl<C: Config> Optim<C> {
             let states = states.into_iter().map(|state| own(state, device));
             copies.push((count, master, states.collect::<candle_core::Result<_>>()?));
         }
-        (self.groups, self.skips) = (settings, None);
+        (self.groups, self.skips, self.common_draws) = (settings, None, state.common_draws);
         let now = version::tick();
         for (slot, (count, master, states)) in self.slots.iter_mut().zip(copies) {
             (slot.steps, slot.master, slot.states, slot.current) = (count, master, states, now);

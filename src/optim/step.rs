@@ -1,7 +1,9 @@
 //! One step: what is checked before, and what the kernel is given.
 
 use candle_core::{DType, Tensor, TensorId, Var};
+use crc32fast::Hasher;
 use rand::Rng;
+use rand_chacha::ChaCha8Rng;
 
 use super::config::Config;
 use super::masters::Masters;
@@ -44,7 +46,7 @@ impl<C: Config> Optim<C> {
             );
         }
         let bits = self.is_random().then(|| match replicated {
-            true => random::common_stream(self.number_of_step()),
+            true => self.common_stream(),
             false => random::next_stream(),
         });
         let stream = bits.as_ref().map(|bits| bits.get_stream());
@@ -95,11 +97,16 @@ impl<C: Config> Optim<C> {
         Ok(())
     }
 
-    /// A number that differs from step to step, and mostly from that of another optimizer, and is the same on all ranks.
-    fn number_of_step(&self) -> u64 {
-        let elements = self.slots.iter().map(|slot| slot.variable.elem_count() as u64);
-        let steps = self.slots.iter().map(|slot| slot.steps).max().unwrap_or(0);
-        elements.sum::<u64>() << 32 | (steps & u64::from(u32::MAX))
+    /// Random bits that all ranks have in common: of the seed, the variables' names and shapes, and a number that grows.
+    fn common_stream(&mut self) -> ChaCha8Rng {
+        let mut hasher = Hasher::new();
+        for slot in &self.slots {
+            hasher.update(slot.name.as_deref().unwrap_or_default().as_bytes());
+            hasher.update(&slot.variable.elem_count().to_le_bytes());
+        }
+        let number = u64::from(hasher.finalize()) << 32 | (self.common_draws & u64::from(u32::MAX));
+        self.common_draws = self.common_draws.wrapping_add(1);
+        random::common_stream(number)
     }
 
     /// Fails where a variable with a gradient was written, and is not its master, rounded.

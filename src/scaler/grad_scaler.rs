@@ -25,7 +25,7 @@ use crate::{Parameters, Result, autocast};
 /// [`update`](Self::update) drops them. Calling `backward` again before
 /// `step` accumulates, over micro-batches or over several losses.
 ///
-/// It collects the gradients of variables only, in `F32`, whatever the variable's dtype. A gradient that an operator of
+/// It collects the gradients of variables only, in `F32`, whatever the variable's dtype (`F64` for `F64` variables). A gradient that an operator of
 /// this crate computed for a 16-bit variable is never rounded to 16 bits.
 ///
 /// | call | gradients | scale |
@@ -526,7 +526,8 @@ impl GradScaler {
     ///
     /// # Synchronisation
     ///
-    /// One pass over the gradients. On a GPU each is copied to the host for it: not for every step.
+    /// One pass over the gradients. On CUDA a kernel counts, and the host reads the counts, once for each gradient. From
+    /// another GPU each gradient is copied.
     ///
     /// # Errors
     ///

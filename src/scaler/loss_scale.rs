@@ -18,9 +18,8 @@ pub struct ScaleConfig {
     pub backoff_factor: f64,
     /// Clean steps in a row between two growths; at least 1. Default `2000`.
     pub growth_interval: u32,
-    /// Overflows that the scale takes before it backs off; at least 1. They are counted since it
-    /// last grew, clean steps between them or not, and all are skipped. From the last on, every
-    /// overflow backs off, until the scale grows again. Default `1`, as in PyTorch: the first
+    /// Which overflow backs off, counted since the scale last grew, clean steps between them or not; at least 1. Those before
+    /// it are skipped alone. From it on every overflow backs off, until the scale grows again. Default `1`, as in PyTorch: the first
     /// backs off. Megatron-LM's `hysteresis`, there 2.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub hysteresis: u32,
@@ -207,7 +206,7 @@ impl LossScale {
         (1.0 / f64::from(self.scale)) as f32
     }
 
-    /// Clean steps since the scale last moved.
+    /// Clean steps since the last overflow or growth.
     pub fn growth_tracker(&self) -> u32 {
         self.growth_tracker
     }

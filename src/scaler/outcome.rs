@@ -41,7 +41,7 @@ pub struct StepOutcome {
     checked: usize,
     found_inf: FoundInf,
     findings: Vec<Finding>,
-    /// Whether a GPU takes the step or skips it, and the host has not asked.
+    /// Whether a GPU takes the step or skips it, whether or not the host has asked since.
     left_to_device: bool,
     /// The thread that stepped on a GPU: each has a stream of its own there.
     stepped: Option<(ThreadId, Device)>,

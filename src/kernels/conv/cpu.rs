@@ -73,7 +73,10 @@ pub(super) fn wgrad<A: Arithmetic>(x: &Tensor, grad: &Tensor, shape: &Shape) -> 
 fn check_memory<A>(shape: &Shape) -> Result<()> {
     /// Elements that any machine has room for.
     const FEW: usize = 1 << 28;
-    let images = PIXELS.min(shape.batch).saturating_mul(parallel::threads());
+    if shape.batch == 0 || shape.geometry.padding == (0, 0) {
+        return Ok(());
+    }
+    let images = TileSize::new(shape).images.saturating_mul(parallel::threads()).min(shape.batch);
     let elements = images.saturating_mul(shape.padded_image());
     if elements > FEW && Vec::<A>::new().try_reserve_exact(elements).is_err() {
         let (height, width) = (shape.padded_height(), shape.padded_width());

@@ -143,7 +143,7 @@ impl Gpu {
 
     /// The elements of `tensor` on the host: waits for all that was launched before, in other threads too.
     ///
-    /// The one way from a device to the host in this crate; [`reads`] counts.
+    /// For flags, counts and scales; [`reads`] counts.
     pub(crate) fn to_host<T: candle_core::WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
         READS.set(READS.get() + 1);
         start(tensor)?; // candle's copy is in this thread's stream, whoever made the tensor

@@ -10,7 +10,7 @@ use crate::scaler::diagnostics::ScaleHistory;
 use crate::{LossScale, Parameters, Result};
 
 /// When a scaler warns, through `tracing`. Each warning comes once, and again only after its cause has gone and
-/// come back.
+/// come back; the last one once at most for each call of `watch`.
 ///
 /// | it warns when | cured by |
 /// |---|---|

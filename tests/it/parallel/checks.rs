@@ -1,6 +1,9 @@
 //! What ranks must have in common.
 
-use candle_amp::dist::{DataParallelConfig, Sharded};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_amp::dist::{Communicator, DataParallelConfig, Pending, ReduceOp, Sharded};
 use candle_amp::optim::{Masters, Sgd, SgdConfig, Step};
 use candle_amp::{MasterWeights, Parameters, Result, ops, random as generator};
 use candle_core::backprop::GradStore;
@@ -410,5 +413,64 @@ fn ranks_round_alike_wherever_they_draw() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// A rank whose wait for a sum fails, once.
+#[derive(Debug)]
+struct Failing(Arc<dyn Communicator>, Arc<AtomicBool>);
+
+impl Communicator for Failing {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+    fn start_all_reduce(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending> {
+        let (pending, fails) = (self.0.start_all_reduce(x, reduction)?, self.1.clone());
+        Ok(Pending::new(move || match (pending.wait(), fails.swap(false, Ordering::Relaxed)) {
+            (Ok(_), true) => Err(candle_core::Error::Msg("no memory".to_owned()).into()),
+            (sum, _) => sum,
+        }))
+    }
+    fn start_reduce_scatter(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending> {
+        self.0.start_reduce_scatter(x, reduction)
+    }
+    fn start_all_gather(&self, x: &Tensor) -> Result<Pending> {
+        self.0.start_all_gather(x)
+    }
+    fn start_broadcast(&self, x: &Tensor, root: usize) -> Result<Pending> {
+        self.0.start_broadcast(x, root)
+    }
+    fn barrier(&self) -> Result<()> {
+        self.0.barrier()
+    }
+}
+
+/// The others have the gradients of that pass and step. Had it gone on, it would have averaged what its old weights give.
+#[test]
+fn a_rank_that_lacks_the_gradients_of_a_pass_does_not_go_on() -> Result<()> {
+    let all = on_ranks(2, |communicator| {
+        let (vars, parameters) = layers(DType::F32, 0)?;
+        let (rank, fails) = (communicator.rank(), Arc::new(AtomicBool::new(false)));
+        let communicator = Arc::new(Failing(communicator, fails.clone()));
+        let (_parallel, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+        let mut sgd = Sgd::new(&parameters, SgdConfig { lr: 0.1, ..Default::default() })?;
+        let mut results = Vec::new();
+        for step in 0..3 {
+            fails.store(rank == 1 && step == 1, Ordering::Relaxed);
+            let passed =
+                scaler.scale(&loss(&vars, &samples(2 * step + rank, DType::F32))?)?.backward();
+            results.push(passed.is_ok());
+            match passed {
+                Ok(()) if step == 0 => drop(scaler.step(&mut sgd)?),
+                _ => {}
+            }
+            scaler.zero_grad();
+        }
+        Ok(results)
+    })?;
+    assert_eq!(all, [[true, true, false], [true, false, false]]);
     Ok(())
 }

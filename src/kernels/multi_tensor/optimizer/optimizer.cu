@@ -299,8 +299,8 @@ template <class A> struct Lamb {
 
 // ---- The kernels.
 
-// Whether the step is skipped; then its first block counts that. `skips` is null where nothing can
-// be skipped.
+// Whether the step is skipped; then its first block counts that. `skips` is null where nothing was
+// or can be skipped.
 DEVICE bool skipped(const Row &row, const u32 *skip, u32 *skips) {
     if (skip == nullptr || *skip == 0) return false;
     if (blockIdx.x == row.first_block && threadIdx.x == 0) skips[row.slot] += 1;
