@@ -57,10 +57,10 @@ pub enum CaptureError {
          `random::manual_seed` outside"
     )]
     Reseeded,
-    /// A device whose streams wait for events.
+    /// A device with one stream for all threads.
     #[error(
-        "candle tracks the events of this device, made by `Device::new_cuda_with_stream`, and a capture cannot wait \
-         for those of tensors made before: use `Device::new_cuda`"
+        "all threads share the stream of this device, made by `Device::new_cuda_with_stream`, so that a capture would record \
+         what others launch, and could not wait for the events of tensors made before: use `Device::new_cuda`"
     )]
     Events,
 }

@@ -26,7 +26,8 @@ use crate::kernels::attention::{self as kernel, Kept, Settings};
 /// a negative infinity in `F16`, which hides a key. Outside, `q`, `k` and `v` share a dtype, and
 /// the mask may have any. Products, scores, softmax and all sums are `F32`; the output is rounded
 /// once, to the dtype of `q`. Probabilities are not rounded in between, but on CUDA: there they are,
-/// and in backward the gradients of scores too, to the dtype of `q`, before the next product.
+/// and in backward the gradients of scores too, to the dtype of `q`, before the next product. Scores beyond 10⁷ lose digits on
+/// tensor cores, and from about 10⁸ on may give NaN or 0 there.
 ///
 /// Of what has a size of `t · s`, nothing is kept: backward makes the scores again, from two numbers
 /// a query; and on CUDA, for 16-bit inputs, the output in `F32`. The gradient of a mask, where it is wanted,

@@ -12,7 +12,7 @@ use super::address::{address, start};
 use super::compile::{self, Name, Source};
 use super::launch::Launch;
 use super::memory::alloc;
-use super::streams::{launched, wait_for_other_threads};
+use super::streams::{launched, synchronise, wait_for_other_threads};
 use crate::error::bail;
 
 /// A CUDA device. Cloning one counts seven owners up, and dropping it down: kernels are given a reference.
@@ -138,7 +138,7 @@ impl Gpu {
 
     /// Waits for what every thread of this process has launched.
     pub(crate) fn wait_for_all_threads(&self) -> Result<()> {
-        self.0.cuda_stream().context().synchronize().w()
+        synchronise(&self.0.cuda_stream())
     }
 
     /// The elements of `tensor` on the host: waits for all that was launched before, in other threads too.

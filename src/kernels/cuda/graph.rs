@@ -7,8 +7,8 @@ use candle_core::{CudaStorage, InplaceOp1, Layout, Result, Tensor};
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 
 use super::gpu::Gpu;
-use super::memory;
 use super::streams::{launched, wait_for_other_threads};
+use super::{captures, memory};
 use crate::error::{CaptureError, Error, bail};
 
 /// What a stream was given during a capture.
@@ -56,11 +56,13 @@ impl Gpu {
     ) -> crate::Result<(T, Graph), CaptureError> {
         let stream = self.0.cuda_stream();
         let refused = |error: &dyn std::fmt::Display| CaptureError::Refused(error.to_string());
-        if stream.context().is_managing_stream_synchronization() {
+        // One stream of all threads would record what others launch too, with events or without.
+        if stream.context().is_in_multi_stream_mode() {
             return Err(CaptureError::Events);
         }
         // Nothing that other threads have launched may be waited for in the capture.
         wait_for_other_threads(&stream).map_err(|error| refused(&error))?;
+        let held = captures::begin(stream.context().ordinal()).map_err(|error| refused(&error))?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).map_err(|error| refused(&error))?;
         let capturing = Capturing(self);
@@ -72,6 +74,7 @@ impl Gpu {
         // What a tensor that outlives the capture has in the graph is freed when it is launched again.
         let free = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let ended = stream.end_capture(free);
+        drop(held);
         memory::forget_errors(&stream);
         match ended {
             Ok(Some(graph)) => Ok((result, Graph(graph, stream))),

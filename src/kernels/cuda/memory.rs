@@ -21,7 +21,7 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, CudaStream, DeviceRepr, DriverError};
 
-use super::streams::{is_of_each_thread, wait_for_other_threads};
+use super::streams::{is_of_each_thread, synchronise, wait_for_other_threads};
 use super::threads::DEVICES;
 use crate::kernels::capture;
 
@@ -183,7 +183,7 @@ pub(crate) fn forget_peaks(device: &CudaDevice) -> Result<()> {
 #[allow(unsafe_code)]
 pub(crate) fn trim(device: &CudaDevice) -> Result<()> {
     let stream = device.cuda_stream();
-    stream.context().synchronize().w()?;
+    synchronise(&stream)?;
     // SAFETY: the pool is the device's own.
     unsafe { sys::cuMemPoolTrimTo(pool(device)?, 0) }.result().w()?;
     // SAFETY: the device is there.

@@ -9,6 +9,7 @@
 mod address;
 mod blas;
 mod cache;
+mod captures;
 mod compile;
 mod convolution;
 #[cfg_attr(not(feature = "cudnn"), path = "dnn/absent.rs")]

@@ -7,7 +7,7 @@ use candle_core::Result;
 use candle_core::cuda_backend::WrapErr;
 use cudarc::driver::CudaStream;
 
-use super::threads;
+use super::{captures, threads};
 
 /// What a driver calls the stream that each thread has by itself, which candle's devices use.
 const PER_THREAD: usize = 2;
@@ -25,6 +25,10 @@ pub(super) fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
     }
     leave_last();
     let context = stream.context();
+    // Nothing runs in a capture: a replay waits.
+    if captures::is_own(context.ordinal()) {
+        return Ok(());
+    }
     threads::wait_for_others(context.ordinal(), |others| {
         if others {
             WARNED.call_once(|| {
@@ -34,8 +38,15 @@ pub(super) fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
                 );
             });
         }
-        context.synchronize().w()
+        synchronise(stream)
     })
+}
+
+/// Waits for what all threads have launched on the device of `stream`.
+pub(super) fn synchronise(stream: &CudaStream) -> Result<()> {
+    let context = stream.context();
+    let _held = captures::hold_off(context.ordinal())?;
+    context.synchronize().w()
 }
 
 /// Has this thread's wait at its end come after what else it drops then, which is in the reverse order of the first uses:
@@ -46,7 +57,7 @@ pub(super) fn leave_last() {
 
 /// Called after something was launched on `stream`.
 pub(super) fn launched(stream: &Arc<CudaStream>) {
-    if is_of_each_thread(stream) {
+    if is_of_each_thread(stream) && !captures::is_own(stream.context().ordinal()) {
         threads::launched(stream.context().ordinal());
         // Where the thread is ending already, nobody waits.
         let _ = LEAVING.try_with(|leaving| {

@@ -13,6 +13,7 @@ use super::found::{DeviceFoundInf, Norm};
 use super::multiplier::{Growth, Multiplier, ScaledGradient, tensors};
 use crate::error::bail;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Many, Source, address, address_mut};
+use crate::kernels::ordered;
 
 static SOURCE: Source = Source { name: "multi_tensor", code: include_str!("multi_tensor.cu") };
 
@@ -42,6 +43,9 @@ fn each(
             rows.add(gradient.elem_count(), &[address_mut(gradient)?, double, a, b, c, d]);
         }
         let (table, grid) = rows.table();
+        if grid.blocks[0] == 0 {
+            continue; // all of them are empty
+        }
         let launch = gpu.launch(&SOURCE, kernel)?.table(table);
         arguments(launch, number * TensorList::ROWS, grid.blocks[0])?.run(grid)?;
     }
@@ -159,7 +163,7 @@ pub(super) fn any(gpu: &Gpu, flags: &[&DeviceFoundInf]) -> Result<Tensor> {
 
 /// See [`super::DeviceScale`].
 pub(super) fn upload(device: &Device, words: [u32; 5]) -> Result<Tensor> {
-    Tensor::new(&words.map(f32::from_bits), device)
+    ordered(device, || Tensor::new(&words.map(f32::from_bits), device))
 }
 
 /// See [`super::DeviceScale::update`].

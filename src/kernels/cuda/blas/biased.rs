@@ -173,6 +173,7 @@ impl Gpu {
         let handle = HANDLES.with(|handles| of(handles, self, new))?;
         let Sizes { batch, m, n, k, a, b, ldc, stride_c } = Sizes::of(product)?;
         let out = address(product.out.tensor)?;
+        handle.stream.context().bind_to_thread().w()?; // of several devices, another one may be current
         let a_layout = Layout::operand(dtype, &a, n, k, batch)?;
         let b_layout = Layout::operand(dtype, &b, k, m, batch)?;
         let c_layout = Layout::of(product.out.tensor.dtype(), [n, m], ldc, (batch, stride_c))?;

@@ -110,6 +110,7 @@ impl Gpu {
         let dtype = product.lhs.tensor.dtype();
         let (one, zero) = (Scalar::of(dtype, 1.0), Scalar::of(dtype, 0.0));
         let out = address(product.out.tensor)?;
+        handle.stream.context().bind_to_thread().w()?; // of several devices, another one may be current
         // SAFETY: `Sizes` says what its reads and writes are; the caller's tensors hold that much,
         // as `Matrices` and `Product` ask for and `gemm` sees to, on the stream of the handle. The
         // scalars are of the type of the arithmetic, and read before the call returns.

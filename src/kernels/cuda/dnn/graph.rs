@@ -83,6 +83,10 @@ impl ExecutionPlanKey {
             PassKind::Dgrad => ([weight, output], input),
             PassKind::Wgrad => ([input, output], weight),
         };
+        // Engines may count elements in 32 bits, as the older functions do, which say so.
+        if tensors.iter().any(|tensor| tensor.elem_count() > i32::MAX as usize) {
+            return None;
+        }
         let known = matches!(read[0], DType::F16 | DType::BF16 | DType::F32) && read[0] == read[1];
         let wanted = known && (written == read[0] || written == DType::F32);
         let all = addresses.iter().fold(ALIGNMENT, |all, address| all | address);

@@ -106,6 +106,8 @@ impl Gpu {
         bias: Option<&Bias<'_>>,
     ) -> Result<Option<&'static str>> {
         let (library, measured) = (self.library()?, cudnn_benchmark());
+        // Of several devices, another one may be current.
+        library.stream.context().bind_to_thread().w()?;
         let dtype = tensors[0].dtype();
         let addresses = Addresses::of(tensors)?;
         let pass_of = (convolution, pass, measured);

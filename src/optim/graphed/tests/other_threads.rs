@@ -1,6 +1,7 @@
 //! What other threads do beside a graph.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Device, Module, Tensor};
 
@@ -45,6 +46,48 @@ fn other_threads_draw_beside_a_graph() -> Result<()> {
         for (at, one) in others.borrow().iter().enumerate() {
             assert!(!others.borrow()[..at].contains(one), "draw {at} is an earlier one");
         }
+    }
+    Ok(())
+}
+
+/// Another thread that waits for this one's launches would end the capture, and fail.
+#[test]
+fn another_thread_computes_beside_a_capture() -> Result<()> {
+    let test = format!("{HERE}other_threads::another_thread_computes_beside_a_capture");
+    if gpus().is_empty() || !in_own_process(&test, &[]) {
+        return Ok(());
+    }
+    for device in gpus() {
+        let (varmap, layer) = linear(&device)?;
+        let parameters = Parameters::from_varmap(&varmap);
+        let mut optimizer = Sgd::new(&parameters, SgdConfig { lr: 0.1, ..Default::default() })?;
+        let forward = |inputs: &[Tensor]| {
+            // As long as another thread takes to compute something.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            ops::mean(&layer.forward(&inputs[0])?)
+        };
+        let (mut step, mut scaler) = (GraphedStep::new(forward), GradScaler::disabled());
+        let done = AtomicBool::new(false);
+        std::thread::scope(|threads| -> Result<()> {
+            let other = threads.spawn(|| -> candle_core::Result<usize> {
+                let mut count = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let x = Tensor::new(&[1f32, count as f32], &Device::Cpu)?.to_device(&device)?;
+                    let y = ops::add(&x, &x)?.to_device(&Device::Cpu)?.to_vec1::<f32>()?;
+                    assert_eq!(y, [2.0, 2.0 * count as f32]);
+                    count += 1;
+                }
+                Ok(count)
+            });
+            let run = (0..STEPS).try_for_each(|number| {
+                step.run(&mut scaler, &mut optimizer, &[rows(number, 5, &device)?]).map(drop)
+            });
+            done.store(true, Ordering::Relaxed);
+            let count = other.join().expect("no panic")?;
+            assert!(count > 1, "{count} in all");
+            run
+        })?;
+        assert!(step.is_captured());
     }
     Ok(())
 }
