@@ -21,7 +21,7 @@ use crate::kernels::{accumulator, cast, cat, reduce};
 ///
 /// # Precision
 ///
-/// The dtype of `x` in and out; sums and gradients in `F32`, rounded once. The policy has it as `avg_pool2d`, which it
+/// The dtype of `x` in and out; sums and gradients in `F32`, rounded once. Autocast treats it as `avg_pool2d`, which it
 /// is where output sizes divide those of `x`. Elsewhere each row and column is summed by itself, which is slow for
 /// large outputs.
 ///
@@ -73,7 +73,7 @@ pub(super) fn adaptive_avg_pool2d_of(
 ///
 /// # Precision
 ///
-/// As [`max_pool2d`](super::max_pool2d), whose row the policy has for it, and which it is where output sizes divide those
+/// As [`max_pool2d`](super::max_pool2d), also under autocast, and which it is where output sizes divide those
 /// of `x`. NaN wins; the gradient of a window goes to its first maximum.
 ///
 /// # Errors

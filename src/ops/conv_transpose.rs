@@ -93,7 +93,7 @@ pub fn conv_transpose2d(
 ///
 /// # Precision
 ///
-/// As [`conv_transpose2d`], whose row the policy has for it.
+/// As [`conv_transpose2d`], also under autocast.
 ///
 /// # Errors
 ///

@@ -110,7 +110,8 @@ impl Operator for AddRelu {
     }
 }
 
-/// `x` with each element dropped with probability `p`, and the rest divided by `1 - p`.
+/// `x` with each element dropped with probability `p`, and the rest divided by `1 - p`. Always, also under
+/// [`no_grad`](crate::no_grad): call it in training alone, or use [`nn::Dropout`](crate::nn::Dropout).
 ///
 /// # Shapes
 ///

@@ -24,7 +24,7 @@ use crate::kernels::{self, accumulator, cast, contiguous, elementwise, embedding
 /// # Errors
 ///
 /// Shapes, dtypes or devices that do not fit; more than 2³² - 1 ids or slices; an id that names no slice, with its
-/// position. On a CUDA device nobody waits to look at the ids: one that names none gives NaN, and gets no gradient.
+/// position. On CUDA the ids are not checked, as that would synchronise: one that names none gives NaN, and gets no gradient.
 ///
 /// # Examples
 ///
@@ -121,7 +121,7 @@ impl Operator for IndexSelect {
 /// # Errors
 ///
 /// Shapes, dtypes or devices that do not fit; more than 2³² - 1 ids or elements; an id that names no element, with its
-/// position. On a CUDA device nobody waits to look at the ids: one that names none gives NaN, and gets no gradient.
+/// position. On CUDA the ids are not checked, as that would synchronise: one that names none gives NaN, and gets no gradient.
 ///
 /// # Examples
 ///
@@ -197,7 +197,7 @@ impl Operator for Gather {
 /// # Errors
 ///
 /// Shapes, dtypes or devices that do not fit; more than 2³² - 1 ids or elements; an id that names no element, with its
-/// position. On a CUDA device nobody waits to look at the ids: one that names none adds nothing, and its gradient is NaN.
+/// position. On CUDA the ids are not checked, as that would synchronise: one that names none adds nothing, and its gradient is NaN.
 ///
 /// # Examples
 ///

@@ -23,7 +23,7 @@ use crate::kernels::layer_norm as kernel;
 ///
 /// On a CPU, the sums of a row are `F32` within a block of elements and `F64` over the blocks; elsewhere they are `F32`. The
 /// gradients of weight and bias are summed in `F32` over a few rows, and these sums in `F64`, in one order for any number of
-/// threads. Under PyTorch's lists, `F32` in and out.
+/// threads. With [`Policy::pytorch`](crate::Policy::pytorch), `F32` in and out.
 ///
 /// # Errors
 ///

@@ -26,8 +26,8 @@ use crate::kernels::{accumulator, cast, contiguous};
 ///
 /// # Errors
 ///
-/// Shapes that do not fit; a target that is no class, naming its row. On a CUDA device nobody waits
-/// to look at the targets: one that is no class makes the loss NaN.
+/// Shapes that do not fit; a target that is no class, naming its row. On CUDA they are not
+/// checked, as that would synchronise: one that is no class makes the loss NaN.
 ///
 /// # Examples
 ///

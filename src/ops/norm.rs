@@ -29,7 +29,8 @@ pub struct BatchStatistics {
 ///
 /// # Shapes
 ///
-/// `x (n, c, …)`, `weight (c)`, `bias (c)` → that of `x`.
+/// `x (n, c, …)`, `weight (c)`, `bias (c)` → that of `x`, and the batch's statistics. Running averages are yours to update, as
+/// [`nn::BatchNorm`](crate::nn::BatchNorm) does.
 ///
 /// # Precision
 ///

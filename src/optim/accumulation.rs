@@ -79,8 +79,8 @@ impl Accumulation {
         }
     }
 
-    /// Counts a micro-batch after its backward; whether it is time for a step. `last` says that none follows, in an
-    /// epoch: then it is.
+    /// Counts a micro-batch: call it once after each backward. `true` if it is time for a step, as always where `last` says that
+    /// none follows in the epoch.
     pub fn is_step(&mut self, last: bool) -> bool {
         self.counted += 1;
         let due = last || self.counted >= self.steps;

@@ -92,20 +92,20 @@ impl<C: Config> Optim<C> {
         done?;
         if !capture::is_active() {
             self.stepped(&places);
+            self.common_draws += u64::from(replicated && self.is_random());
         }
         self.are_current(&places);
         Ok(())
     }
 
     /// Random bits that all ranks have in common: of the seed, the variables' names and shapes, and a number that grows.
-    fn common_stream(&mut self) -> ChaCha8Rng {
+    fn common_stream(&self) -> ChaCha8Rng {
         let mut hasher = Hasher::new();
         for slot in &self.slots {
             hasher.update(slot.name.as_deref().unwrap_or_default().as_bytes());
             hasher.update(&slot.variable.elem_count().to_le_bytes());
         }
         let number = u64::from(hasher.finalize()) << 32 | (self.common_draws & u64::from(u32::MAX));
-        self.common_draws = self.common_draws.wrapping_add(1);
         random::common_stream(number)
     }
 
@@ -212,7 +212,8 @@ impl<C: Config> Step for Optim<C> {
         let steps = steps.map(|(at, (steps, slot))| {
             (format!("steps of {}", label(slot.name.as_deref(), at)), steps.to_string())
         });
-        Ok(OptimizerFacts(settings.chain(steps).collect()))
+        let draws = ("steps rounded alike".to_owned(), self.common_draws.to_string());
+        Ok(OptimizerFacts(settings.chain(steps).chain([draws]).collect()))
     }
 
     fn skips_on_device(&self) -> bool {

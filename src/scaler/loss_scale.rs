@@ -18,8 +18,8 @@ pub struct ScaleConfig {
     pub backoff_factor: f64,
     /// Clean steps in a row between two growths; at least 1. Default `2000`.
     pub growth_interval: u32,
-    /// Which overflow backs off, counted since the scale last grew, clean steps between them or not; at least 1. Those before
-    /// it are skipped alone. From it on every overflow backs off, until the scale grows again. Default `1`, as in PyTorch: the first
+    /// The first `hysteresis - 1` overflows since the scale last grew skip their step and leave the scale; each later one lowers
+    /// it, until it grows. Clean steps in between do not start the count anew. At least 1. Default `1`, as in PyTorch: the first
     /// backs off. Megatron-LM's `hysteresis`, there 2.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub hysteresis: u32,
@@ -93,7 +93,7 @@ fn order(low_name: &'static str, low: f32, high_name: &'static str, high: f32) -
     }
 }
 
-/// The current loss scale, the clean steps since it last moved, and the overflows it was spared since it grew.
+/// The current loss scale, the clean steps since it last moved, and the overflows that were forgiven since it grew.
 ///
 /// ```
 /// use candle_amp::{LossScale, ScaleConfig};

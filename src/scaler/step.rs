@@ -121,7 +121,7 @@ impl<'a> UnscaledGradients<'a> {
     /// What the copy meets.
     pub fn get(&self, variable: &Tensor) -> candle_core::Result<Option<Tensor>> {
         let gradient = self.scaled_gradient(variable);
-        gradient.map(|gradient| multi_tensor::unscaled(gradient)).transpose()
+        gradient.map(multi_tensor::unscaled).transpose()
     }
 
     /// Whether backward reached `variable`.

@@ -49,7 +49,7 @@ pub(super) fn dgrad<O: Element>(
 where
     O::Acc: Arithmetic,
 {
-    check_memory::<O::Acc>(shape)?;
+    check_memory::<O::Acc>(shape.transposed().as_ref().unwrap_or(shape))?;
     let weight = widened::<O::Acc>(weight)?;
     let bias = bias.map(widened::<O::Acc>).transpose()?;
     let (grad, bias) = (O::Acc::open(grad)?, bias.as_deref());

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::cuda_backend::CudaStorageSlice;
-use candle_core::{CudaDevice, CudaStorage, InplaceOp1, Layout, Result, Storage, Tensor};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use candle_core::{CudaDevice, CudaStorage, Device, InplaceOp1, Layout, Result, Storage, Tensor};
+use cudarc::driver::{CudaSlice, DevicePtr};
 
 use super::streams::{is_of_each_thread, wait_for_other_threads};
 use crate::error::bail;
@@ -26,18 +26,22 @@ pub(crate) fn len(storage: &CudaStorage) -> usize {
 ///
 /// The address stays good while the tensor lives: candle frees storage in stream order.
 pub(crate) fn address(tensor: &Tensor) -> Result<u64> {
-    let (storage, layout) = tensor.storage_and_layout();
-    let storage = on_gpu(&storage)?;
-    wait_for_other_threads(stream(storage)?)?;
-    first(storage, layout)
+    wait(tensor)?;
+    unwaited(tensor)
 }
 
 /// Where the first element of a CUDA tensor is, of any strides.
 pub(crate) fn start(tensor: &Tensor) -> Result<u64> {
-    let (storage, layout) = tensor.storage_and_layout();
-    let storage = on_gpu(&storage)?;
-    wait_for_other_threads(stream(storage)?)?;
-    at(storage, layout.start_offset())
+    wait(tensor)?;
+    start_unwaited(tensor)
+}
+
+/// Waits for other threads' launches, without the tensor's lock: one of them may capture a step that wants to write to it.
+fn wait(tensor: &Tensor) -> Result<()> {
+    match tensor.device() {
+        Device::Cuda(device) => wait_for_other_threads(&device.cuda_stream()),
+        other => bail!("expected a CUDA tensor, found one on {:?}", other.location()),
+    }
 }
 
 /// [`address`], for who uses it after having waited for other threads.
@@ -80,27 +84,14 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
         }
 
         fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
-            wait_for_other_threads(stream(storage)?)?;
             self.0.store(first(storage, layout)?, Ordering::Relaxed);
             Ok(())
         }
     }
+    wait(tensor)?;
     let locate = Locate(AtomicU64::new(0));
     tensor.inplace_op1(&locate)?;
     Ok(locate.0.into_inner())
-}
-
-/// The stream that a tensor was allocated on. Its device's own would have to be cloned.
-fn stream(storage: &CudaStorage) -> Result<&CudaStream> {
-    macro_rules! stream {
-        ($($kind:ident),*) => {
-            match &storage.slice {
-                $(CudaStorageSlice::$kind(slice) => slice.stream(),)*
-                _ => bail!("no kernel reads {:?}", storage.slice),
-            }
-        };
-    }
-    Ok(stream!(U8, U32, I16, I32, I64, F16, BF16, F32, F64))
 }
 
 fn base<T>(slice: &CudaSlice<T>, device: &CudaDevice) -> u64 {

@@ -58,27 +58,35 @@ fn hold(ordinal: usize, captures: bool) -> Result<Held> {
     if is_own(ordinal) {
         bail!("a thread that captures a step cannot wait for the device")
     }
-    while uses[at].is_captured || captures && uses[at].waits > 0 {
+    let later = |uses, what: &str| {
         let Some(left) = PATIENCE.checked_sub(since.elapsed()) else {
-            bail!(
-                "another thread has been capturing a step on CUDA device {ordinal} for {} seconds: let its step not wait for \
-                 this thread",
-                PATIENCE.as_secs()
-            )
+            bail!("CUDA device {ordinal}: {what} for {} seconds", PATIENCE.as_secs())
         };
-        uses = match CHANGED.wait_timeout(uses, left) {
+        Ok(match CHANGED.wait_timeout(uses, left) {
             Ok((uses, _)) => uses,
             Err(poisoned) => poisoned.into_inner().0,
-        };
+        })
+    };
+    while uses[at].is_captured {
+        uses = later(
+            uses,
+            "another thread has captured a step, which must not wait for this thread,",
+        )?;
     }
-    match captures {
-        true => {
-            uses[at].is_captured = true;
-            OWN.set(OWN.get() | 1 << at);
-        }
-        false => uses[at].waits += 1,
+    if !captures {
+        uses[at].waits += 1;
+        return Ok(Held { at, captures, on_its_thread: PhantomData });
     }
-    Ok(Held { at, captures, on_its_thread: PhantomData })
+    // From now on nobody begins to wait. On an error it is dropped.
+    uses[at].is_captured = true;
+    OWN.set(OWN.get() | 1 << at);
+    drop(uses);
+    let held = Held { at, captures, on_its_thread: PhantomData };
+    let mut uses = lock(&USES);
+    while uses[at].waits > 0 {
+        uses = later(uses, "another thread has waited for it")?;
+    }
+    Ok(held)
 }
 
 impl Drop for Held {

@@ -21,7 +21,7 @@ use crate::ops::{
 /// # Errors
 ///
 /// As [`ops::cross_entropy`](crate::ops::cross_entropy). A `weight` that is tracked, because it gets no gradient. A mean
-/// where every row is ignored; on a CUDA device, where nobody waits to look at the targets, it is NaN, as in PyTorch.
+/// where every row is ignored; on CUDA, where targets are not checked, as that would synchronise, it is NaN, as in PyTorch.
 ///
 /// # Examples
 ///

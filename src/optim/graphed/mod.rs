@@ -152,8 +152,8 @@ impl<F: FnMut(&[Tensor]) -> candle_core::Result<Tensor>> GraphedStep<F> {
     /// # Errors
     ///
     /// [`CaptureError`]; [`ScalerError::PendingGradients`] between `backward` and `update`; what forward, backward or the
-    /// optimizer meet. After an error of a capture or a replay, weights, optimizer, scaler and generator are as before; an error of a
-    /// replay may have used up its random numbers.
+    /// optimizer meet. After an error of a capture, weights, optimizer, scaler and generator are as before; after one of a replay its
+    /// random numbers may be used up.
     pub fn run<C: Config>(
         &mut self,
         scaler: &mut GradScaler,

@@ -18,6 +18,7 @@ use cudarc::cublas::{result as cublas, sys};
 use cudarc::driver::{CudaStream, sys::CUstreamCaptureStatus};
 
 use super::address::{address, start};
+use super::captures;
 use super::gpu::Gpu;
 use super::product::{Matrices, Product};
 use super::quick::Quick;
@@ -62,6 +63,8 @@ impl Handle {
 #[allow(unsafe_code)]
 impl Drop for Handle {
     fn drop(&mut self) {
+        // It waits for the device.
+        let _held = captures::hold_off(self.stream.context().ordinal());
         // SAFETY: made by `new`, and destroyed here alone. At the end of a process there may be
         // nothing left to destroy, which is no error.
         let _ = unsafe { cublas::destroy_handle(self.handle) };

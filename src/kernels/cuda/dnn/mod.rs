@@ -26,6 +26,7 @@ use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
 use super::address::address;
+use super::captures;
 use super::convolution::{Bias, Convolution, PassKind};
 use super::gpu::Gpu;
 use super::quick::Quick;
@@ -78,6 +79,8 @@ impl Library {
 impl Drop for Library {
     fn drop(&mut self) {
         self.graphs.borrow_mut().clear(); // their plans name the handle
+        // It may wait for the device.
+        let _held = captures::hold_off(self.stream.context().ordinal());
         // SAFETY: made by `new`, and destroyed here alone. At the end of a process there may be
         // nothing left to destroy, which is no error.
         let _ = unsafe { cudnn::destroy_handle(self.handle) };
