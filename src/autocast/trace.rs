@@ -128,7 +128,8 @@ impl Autocast {
     /// | `depthwise` | CPU | the same, by the compiler's loops |
     /// | `product` | CPU | a convolution by one tap, or by a kernel as large as the image, as a matrix product |
     /// | `via nchw` | CPU | in the log: a channels-last convolution is moved to channels first and back; what computes it there is next |
-    /// | `im2col`, `gemm crate` | CPU | operands widened to F32, and the product of the `gemm` crate |
+    /// | `blocked, avx2` | CPU | large products, operands widened to F32 |
+    /// | `im2col`, `gemm crate` | CPU | operands widened to F32, and the product of the `gemm` crate; with AVX2, `im2col` by blocks where they are large |
     /// | `im2col, f64`, `gemm crate, f64` | CPU | the same in F64 |
     /// | `blocks` | CPU | attention, a block of queries at a time |
     /// | `cudnn, FWD_ALGO_GEMM, TENSOR_OP_MATH` | CUDA | cuDNN's older functions, with its names of algorithm and math type |

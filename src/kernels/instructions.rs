@@ -10,7 +10,8 @@ use super::gemm::micro::InstructionSet;
 ///
 /// Names are those of the variable `CANDLE_AMP_CPU`: `baseline`, `avx2`, `avx512`, `avx512-bf16` and `amx`, or on ARM
 /// `baseline` and `neon`. The baseline is what every processor of the target has; there, and where it says `gemm crate`, that
-/// crate computes products with the instructions that it finds itself. What is displayed says why each was chosen.
+/// crate computes products with the instructions that it finds itself. With AVX2 it computes small products, and those in F64.
+/// What is displayed says why each was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InstructionSets {
@@ -49,12 +50,14 @@ pub struct InstructionSets {
 pub fn instruction_sets() -> InstructionSets {
     let [f32, bf16] = [InstructionSet::best_for_f32(), InstructionSet::best_for_bf16()];
     let tiles = Some(InstructionSet::AmxBf16x3).filter(|isa| isa.is_available());
+    let in_blocks = Vectors::widest().filter(|vectors| vectors.multiply_in_blocks());
+    let widened = in_blocks.map_or(GEMM_CRATE, |vectors| vectors.names().set);
     InstructionSets {
         loops: Vectors::widest().map_or(BASELINE, |vectors| vectors.names().set),
         f32_convolutions: f32.map_or(BASELINE, InstructionSet::set),
         bf16_convolutions: bf16.map_or(BASELINE, InstructionSet::set),
-        f32_products: tiles.map_or(GEMM_CRATE, InstructionSet::set),
-        bf16_products: bf16.filter(|isa| isa.is_bf16()).map_or(GEMM_CRATE, InstructionSet::set),
+        f32_products: tiles.map_or(widened, InstructionSet::set),
+        bf16_products: bf16.filter(|isa| isa.is_bf16()).map_or(widened, InstructionSet::set),
         bf16_reason: InstructionSet::bf16_reason(),
     }
 }
@@ -70,8 +73,12 @@ impl fmt::Display for InstructionSets {
             false => format!("the best that {VARIABLE}={limit} allows"),
         };
         let own = format!("its own choice, which {VARIABLE} does not bound");
+        let blocked = "large ones; others are the `gemm` crate's choice".to_owned();
         let of_products = |set, why: &String| match set {
             GEMM_CRATE => own.clone(),
+            _ if Vectors::widest().is_some_and(|widest| widest.multiply_in_blocks()) => {
+                blocked.clone()
+            }
             _ => why.clone(),
         };
         let rows = [

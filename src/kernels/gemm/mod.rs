@@ -1,5 +1,6 @@
 //! Matrix products.
 
+mod blocked;
 mod cpu;
 mod cuda;
 mod layout;
@@ -23,6 +24,7 @@ use super::tensors::MOST_ELEMENTS;
 use crate::error::bail;
 use crate::kernels::cpu::dtype::with_single;
 use crate::kernels::cpu::dtype::{is_near, with_element};
+use crate::kernels::cpu::vector::Vectors;
 
 /// The batched product `(…,m,k) × (…,k,n) [+ bias (n)] → (…,m,n)`.
 ///
@@ -55,7 +57,9 @@ pub(crate) fn gemm(
                 }
             }
         }
-        Algorithm::GemmCrate => with_element!(near, O => cpu::gemm::<O>(lhs, rhs, bias))?,
+        Algorithm::GemmCrate | Algorithm::Blocked(_) => {
+            with_element!(near, O => cpu::gemm::<O>(lhs, rhs, bias))?
+        }
     };
     product.to_dtype(out)
 }
@@ -69,6 +73,8 @@ enum Algorithm<'a> {
     GemmCrateF64,
     /// The same in F32.
     GemmCrate,
+    /// In blocks, by these vectors.
+    Blocked(Vectors),
     /// By packed GEMM, and again by the `gemm` crate where a BF16x3 sum is not finite.
     Packed(micro::InstructionSet),
 }
@@ -93,7 +99,9 @@ impl<'a> Algorithm<'a> {
         if let Some(isa) = packed::isa(lhs, rhs) {
             return Self::Packed(isa);
         }
-        Self::GemmCrate
+        let [rows, depth] = lhs.dims()[lhs.rank() - 2..] else { return Self::GemmCrate };
+        let columns = rhs.dims()[rhs.rank() - 1];
+        blocked::vectors(rows, depth, columns).map_or(Self::GemmCrate, Self::Blocked)
     }
 
     /// What a trace shows.
@@ -103,6 +111,7 @@ impl<'a> Algorithm<'a> {
             Self::Portable => "candle",
             Self::GemmCrateF64 => "gemm crate, f64",
             Self::GemmCrate => "gemm crate",
+            Self::Blocked(vectors) => vectors.names().blocked,
             Self::Packed(isa) => isa.name(),
         }
     }

@@ -96,14 +96,21 @@ pub(in crate::kernels) trait Arithmetic: Real {
     /// Calls `f` with `len` elements of unspecified value, from memory the thread keeps: fresh
     /// memory costs page faults, which can take longer than the arithmetic.
     fn with_scratch<R>(len: usize, f: impl FnOnce(&mut [Self]) -> R) -> R;
+
+    /// These elements, if this is F32.
+    fn singles(data: &[Self]) -> Option<&[f32]>;
 }
 
 /// The largest scratch, in elements, a thread keeps.
 const KEPT: usize = 1 << 24;
 
 macro_rules! arithmetic {
-    ($ty:ty, $($dtype:ident: $stored:ty),*) => {
+    ($ty:ty, |$data:ident| $singles:expr, $($dtype:ident: $stored:ty),*) => {
         impl Arithmetic for $ty {
+            fn singles($data: &[Self]) -> Option<&[f32]> {
+                $singles
+            }
+
             fn open(tensor: &Tensor) -> Result<Box<dyn ElementsAs<Self> + '_>> {
                 Ok(match tensor.dtype() {
                     $(DType::$dtype => Box::new(Elements::<$stored>::of(tensor)?),)*
@@ -134,8 +141,8 @@ macro_rules! arithmetic {
         }
     };
 }
-arithmetic!(f32, F16: f16, BF16: bf16, F32: f32);
-arithmetic!(f64, F64: f64);
+arithmetic!(f32, |data| Some(data), F16: f16, BF16: bf16, F32: f32);
+arithmetic!(f64, |_data| None, F64: f64);
 
 /// What a product of these tensors is computed in: F64 where one of them is F64, else F32.
 pub(in crate::kernels) fn arithmetic<const N: usize>(operands: [Option<&Tensor>; N]) -> DType {

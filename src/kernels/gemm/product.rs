@@ -1,10 +1,10 @@
-//! Matrix products by the `gemm` crate, in F32 or F64: those that packed GEMM does not take.
+//! Matrix products in F32 or F64 that packed GEMM does not take. Operands and sums have one type.
 //!
-//! Operands and sums have one type. The crate reads operands by their strides and packs what it has to, so a transpose
+//! Large ones in F32 go to [`blocked`] where that is faster, all others to the `gemm` crate. That reads operands by their strides and packs what it has to, so a transpose
 //! costs no pass of its own. It runs on the calling thread. Its own threads are rayon's, which take other tasks while
 //! they wait, and callers hold storage locks ([`parallel`] says why that matters).
 //!
-//! So threads share a product here. The longer side is cut in halves until there are enough parts, and each part is
+//! So threads share a product of it here. The longer side is cut in halves until there are enough parts, and each part is
 //! one call. A part packs all of the other side for itself, so parts keep at least [`PART`] rows or columns. The cuts
 //! change no order in which the crate adds up terms: bits depend neither on the cuts nor on the number of threads.
 //!
@@ -14,8 +14,10 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::blocked;
 use super::operand::Arithmetic;
 use crate::kernels::cpu::parallel;
+use crate::kernels::cpu::vector::Vectors;
 
 /// A view of `rows × cols` elements of a slice: element `(i, j)` is `data[i * row_stride + j *
 /// col_stride]`.
@@ -179,12 +181,32 @@ unsafe fn multiply<A: Arithmetic>(
     assert!(lhs.extent() <= lhs.data.len(), "the left matrix reaches beyond its data");
     assert!(rhs.extent() <= rhs.data.len(), "the right matrix reaches beyond its data");
     let terms = m.saturating_mul(n).saturating_mul(k);
-    let (rows, columns) = match threads {
-        Threads::All if terms >= CUT => part(m, n, parallel::threads()),
-        _ => (m, n),
+    let threads = match threads {
+        Threads::All if terms >= CUT => parallel::threads(),
+        _ => 1,
     };
-    if (rows, columns) == (m, n) {
+    if let Some((vectors, product)) = in_blocks(lhs, rhs, to) {
         // SAFETY: as asserted; the caller's.
+        return unsafe { product.run(vectors, threads) };
+    }
+    // SAFETY: the same.
+    unsafe { in_parts(lhs, rhs, to, threads) }
+}
+
+/// By the `gemm` crate.
+///
+/// # Safety
+/// As [`multiply`], and what that asserts.
+unsafe fn in_parts<A: Arithmetic>(
+    lhs: Matrix<'_, A>,
+    rhs: Matrix<'_, A>,
+    to: Destination<A>,
+    threads: usize,
+) {
+    let (m, n) = (lhs.rows, rhs.cols);
+    let (rows, columns) = part(m, n, threads);
+    if (rows, columns) == (m, n) {
+        // SAFETY: the caller's.
         return unsafe { call(lhs, rhs, to) };
     }
     let down = m.div_ceil(rows);
@@ -198,6 +220,26 @@ unsafe fn multiply<A: Arithmetic>(
         // SAFETY: parts of the matrices and of the destination, whose elements no other part has.
         unsafe { call(lhs, rhs, to) };
     });
+}
+
+/// The product for [`blocked`], where that is faster.
+fn in_blocks<'a, A: Arithmetic>(
+    lhs: Matrix<'a, A>,
+    rhs: Matrix<'a, A>,
+    to: Destination<A>,
+) -> Option<(Vectors, blocked::Product<'a>)> {
+    let vectors = blocked::vectors(lhs.rows, lhs.cols, rhs.cols)?;
+    let singles = |Matrix { data, rows, cols, row_stride, col_stride }: Matrix<'a, A>| {
+        A::singles(data).map(|data| Matrix { data, rows, cols, row_stride, col_stride })
+    };
+    let out = (to.at.cast(), to.row_stride);
+    let product = blocked::Product {
+        left: singles(lhs)?,
+        right: singles(rhs)?,
+        out,
+        accumulate: to.accumulate,
+    };
+    Some((vectors, product))
 }
 
 /// # Safety
@@ -239,11 +281,10 @@ unsafe fn call<A: Arithmetic>(lhs: Matrix<'_, A>, rhs: Matrix<'_, A>, to: Destin
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Result};
+    use rand::Rng;
 
-    use super::part;
-    use crate::kernels::gemm::cpu;
-    use crate::kernels::gemm::tests::{generator, random};
+    use super::{Destination, Matrix, in_parts, part};
+    use crate::kernels::gemm::tests::generator;
 
     const SHAPES: [[usize; 3]; 10] = [
         [300, 300, 300],
@@ -261,32 +302,33 @@ mod tests {
     /// How the `gemm` crate adds up terms must not depend on where products are cut. If a new version fails
     /// here, `ALONE` and `FEW` are no longer its limits.
     #[test]
-    fn cuts_do_not_change_a_bit() -> Result<()> {
+    fn cuts_do_not_change_a_bit() {
         let (mut rng, mut cut) = (generator(77), 0);
         for [m, k, n] in SHAPES {
             for transposed in [false, true] {
-                let lhs = random(&mut rng, &[m, k], DType::F32);
-                let rhs = match transposed {
-                    true => random(&mut rng, &[n, k], DType::F32).t()?,
-                    false => random(&mut rng, &[k, n], DType::F32),
+                let mut numbers = |count| -> Vec<f32> {
+                    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
                 };
+                let (left, right) = (numbers(m * k), numbers(k * n));
+                let (left, mut right) = (Matrix::new(&left, m, k), Matrix::new(&right, k, n));
+                if transposed {
+                    (right.row_stride, right.col_stride) = (1, k);
+                }
                 let results = [1, 2, 3, 16, 64].map(|threads| {
                     cut += usize::from(part(m, n, threads) != (m, n));
-                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-                    let product =
-                        || cpu::gemm::<f32>(&lhs, &rhs, None)?.flatten_all()?.to_vec1::<f32>();
-                    pool.unwrap().install(product)
+                    let mut sums = vec![0f32; m * n];
+                    let at = sums.as_mut_ptr();
+                    let to = Destination { at, len: m * n, row_stride: n, accumulate: false };
+                    // SAFETY: matrices of these sizes.
+                    unsafe { in_parts(left, right, to, threads) };
+                    sums.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                 });
-                let mut results = results.into_iter();
-                let alone = results.next().unwrap()?;
-                for result in results {
-                    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                    assert!(bits(&result?) == bits(&alone), "{m} {k} {n}, {transposed}");
+                for result in &results[1..] {
+                    assert!(*result == results[0], "{m} {k} {n}, {transposed}");
                 }
             }
         }
         assert!(cut > SHAPES.len() * 4, "{cut} of these products were cut up");
-        Ok(())
     }
 
     #[test]

@@ -21,6 +21,11 @@ impl Vectors {
         match self {}
     }
 
+    /// Whether large F32 products are blocked, not the `gemm` crate's: where that was measured to be faster.
+    pub(in crate::kernels) fn multiply_in_blocks(self) -> bool {
+        match self {}
+    }
+
     pub(in crate::kernels) fn names(self) -> Names {
         match self {}
     }

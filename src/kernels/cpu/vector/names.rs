@@ -6,6 +6,7 @@ pub(in crate::kernels) struct Names {
     pub(in crate::kernels) set: &'static str,
     /// As a trace shows it, of each algorithm.
     pub(in crate::kernels) packed: &'static str,
+    pub(in crate::kernels) blocked: &'static str,
     pub(in crate::kernels) winograd: &'static str,
     pub(in crate::kernels) few_channels: &'static str,
     pub(in crate::kernels) depthwise: &'static str,
@@ -17,6 +18,7 @@ macro_rules! names {
         crate::kernels::cpu::vector::names::Names {
             set: $set,
             packed: concat!("packed, ", $set),
+            blocked: concat!("blocked, ", $set),
             winograd: concat!("winograd, ", $set),
             few_channels: concat!("few channels, ", $set),
             depthwise: concat!("depthwise, ", $set),

@@ -342,7 +342,12 @@ impl Vector for Neon {
         depth: usize,
         out: (*mut f32, usize),
     ) {
-        // Of 32 registers, sums take 24 or 16, and columns of the right matrix three or two.
+        // Of 32 registers, sums take 24 or 16, and columns of the right matrix three or two. Of fewer rows than eight,
+        // there are four of columns.
+        if COUNT == 1 && ROWS < 8 {
+            // SAFETY: the caller's.
+            return unsafe { block::<ROWS, 4, LEFT, ADD>(left, right, depth, out) };
+        }
         let wide = if COUNT == 3 { 3 } else { 2 };
         for row in (0..ROWS).step_by(8) {
             for quarter in (0..4 * COUNT).step_by(wide) {
@@ -352,8 +357,8 @@ impl Vector for Neon {
                 // SAFETY: the caller's.
                 unsafe {
                     match COUNT {
-                        3 => block::<3, LEFT, ADD>(left, right, depth, out),
-                        _ => block::<2, LEFT, ADD>(left, right, depth, out),
+                        3 => block::<8, 3, LEFT, ADD>(left, right, depth, out),
+                        _ => block::<8, 2, LEFT, ADD>(left, right, depth, out),
                     }
                 }
             }
@@ -361,12 +366,12 @@ impl Vector for Neon {
     }
 }
 
-/// [`Vector::multiply`] of eight rows by so many registers of columns.
+/// [`Vector::multiply`] of so many rows by so many registers of columns, whose sums registers hold.
 ///
 /// # Safety
 /// As there.
 #[inline(always)]
-unsafe fn block<const COUNT: usize, const LEFT: usize, const ADD: bool>(
+unsafe fn block<const ROWS: usize, const COUNT: usize, const LEFT: usize, const ADD: bool>(
     (mut left, left_step): (*const f32, usize),
     (mut right, right_step): (*const f32, usize),
     depth: usize,
@@ -374,7 +379,7 @@ unsafe fn block<const COUNT: usize, const LEFT: usize, const ADD: bool>(
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let mut sums = [[vdupq_n_f32(0.0); COUNT]; 8];
+        let mut sums = [[vdupq_n_f32(0.0); COUNT]; ROWS];
         for _ in 0..depth {
             let mut columns = [vdupq_n_f32(0.0); COUNT];
             for (n, column) in columns.iter_mut().enumerate() {

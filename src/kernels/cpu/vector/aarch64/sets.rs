@@ -28,6 +28,11 @@ impl Vectors {
         false
     }
 
+    /// Whether large F32 products are blocked, not the `gemm` crate's: where that was measured to be faster.
+    pub(in crate::kernels) fn multiply_in_blocks(self) -> bool {
+        false
+    }
+
     pub(in crate::kernels) fn names(self) -> Names {
         names!("neon")
     }

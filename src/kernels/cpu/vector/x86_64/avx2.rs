@@ -372,6 +372,10 @@ impl Vector for Avx2 {
         out: (*mut f32, usize),
     ) {
         // Sixteen registers: twelve sums, or eight, an element of the left matrix, and columns of the right one.
+        if COUNT == 1 && ROWS < 8 {
+            // SAFETY: the caller's.
+            return unsafe { block::<ROWS, 2, LEFT, ADD>(left, right, depth, out) };
+        }
         let wide = if COUNT == 3 { 3 } else { 2 };
         for row in (0..ROWS).step_by(4) {
             for half in (0..2 * COUNT).step_by(wide) {
@@ -381,8 +385,8 @@ impl Vector for Avx2 {
                 // SAFETY: the caller's.
                 unsafe {
                     match COUNT {
-                        3 => block::<3, LEFT, ADD>(left, right, depth, out),
-                        _ => block::<2, LEFT, ADD>(left, right, depth, out),
+                        3 => block::<4, 3, LEFT, ADD>(left, right, depth, out),
+                        _ => block::<4, 2, LEFT, ADD>(left, right, depth, out),
                     }
                 }
             }

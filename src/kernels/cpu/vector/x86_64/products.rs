@@ -96,12 +96,18 @@ pub(in crate::kernels) unsafe fn add_products(
     }
 }
 
-/// [`Vector::multiply`](crate::kernels::cpu::vector::Vector::multiply) of four rows by so many registers of columns.
+/// [`Vector::multiply`](crate::kernels::cpu::vector::Vector::multiply) of so many rows by so many registers of columns,
+/// whose sums registers hold: three of columns are of four rows.
 ///
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn block<const COUNT: usize, const LEFT: usize, const ADD: bool>(
+pub(super) unsafe fn block<
+    const ROWS: usize,
+    const COUNT: usize,
+    const LEFT: usize,
+    const ADD: bool,
+>(
     (mut left, left_step): (*const f32, usize),
     (mut right, right_step): (*const f32, usize),
     depth: usize,
@@ -109,7 +115,7 @@ pub(super) unsafe fn block<const COUNT: usize, const LEFT: usize, const ADD: boo
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let mut sums = [[_mm256_setzero_ps(); COUNT]; 4];
+        let mut sums = [[_mm256_setzero_ps(); COUNT]; ROWS];
         let steps = if COUNT == 3 { 0 } else { depth };
         if COUNT == 3 {
             let mut all = [[_mm256_setzero_ps(); 3]; 4];

@@ -44,6 +44,11 @@ impl Vectors {
         self == Self::Avx512
     }
 
+    /// Whether large F32 products are blocked, not the `gemm` crate's: where that was measured to be faster.
+    pub(in crate::kernels) fn multiply_in_blocks(self) -> bool {
+        self == Self::Avx2
+    }
+
     pub(in crate::kernels) fn names(self) -> Names {
         match self {
             Self::Avx2 => names!("avx2"),
