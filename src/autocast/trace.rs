@@ -128,9 +128,10 @@ impl Autocast {
     /// | `depthwise` | CPU | the same, by the compiler's loops |
     /// | `product` | CPU | a convolution by one tap, or by a kernel as large as the image, as a matrix product |
     /// | `via nchw` | CPU | in the log: a channels-last convolution is moved to channels first and back; what computes it there is next |
-    /// | `blocked, avx2` | CPU | large products, operands widened to F32 |
-    /// | `im2col`, `gemm crate` | CPU | operands widened to F32, and the product of the `gemm` crate; with AVX2, `im2col` by blocks where they are large |
-    /// | `im2col, f64`, `gemm crate, f64` | CPU | the same in F64 |
+    /// | `blocked, avx2` | CPU | large products by AVX2, operands widened to F32 |
+    /// | `gemm crate` | CPU | the same by the `gemm` crate |
+    /// | `im2col` | CPU | a convolution by either of the two |
+    /// | `im2col, f64`, `gemm crate, f64` | CPU | by the `gemm` crate in F64 |
     /// | `blocks` | CPU | attention, a block of queries at a time |
     /// | `cudnn, FWD_ALGO_GEMM, TENSOR_OP_MATH` | CUDA | cuDNN's older functions, with its names of algorithm and math type |
     /// | `cudnn graph, engine 7, tensor cores` | CUDA | an engine of cuDNN's graph API, with its number |

@@ -10,7 +10,8 @@ use super::gemm::micro::InstructionSet;
 ///
 /// Names are those of the variable `CANDLE_AMP_CPU`: `baseline`, `avx2`, `avx512`, `avx512-bf16` and `amx`, or on ARM
 /// `baseline` and `neon`. The baseline is what every processor of the target has; there, and where it says `gemm crate`, that
-/// crate computes products with the instructions that it finds itself. With AVX2 it computes small products, and those in F64.
+/// crate computes products with the instructions that it finds itself. Even where it says `avx2`, products that are small or have
+/// fewer than 128 columns are the `gemm` crate's.
 /// What is displayed says why each was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -73,7 +74,7 @@ impl fmt::Display for InstructionSets {
             false => format!("the best that {VARIABLE}={limit} allows"),
         };
         let own = format!("its own choice, which {VARIABLE} does not bound");
-        let blocked = "large ones; others are the `gemm` crate's choice".to_owned();
+        let blocked = format!("of large products; {VARIABLE} does not bound others");
         let of_products = |set, why: &String| match set {
             GEMM_CRATE => own.clone(),
             _ if Vectors::widest().is_some_and(|widest| widest.multiply_in_blocks()) => {

@@ -1,4 +1,4 @@
-//! NCHW convolutions on any CPU, by im2col and the `gemm` crate.
+//! NCHW convolutions on any CPU, by im2col and products.
 //!
 //! A thread takes a tile of output pixels: some rows of an image, or some small images. It widens their inputs to
 //! the type of the arithmetic and gathers their row panels, which stay in its cache, and multiplies the weights by

@@ -1,6 +1,6 @@
-//! Matrix products on the CPU by the `gemm` crate: operands are widened to F32 or F64, and results rounded once.
+//! Matrix products on the CPU by [`product`]: operands are widened to F32 or F64, and results rounded once.
 //!
-//! The crate reads any strides. So an [`Operand`] is copied only if no strides over contiguous elements describe it; a
+//! That reads any strides. So an [`Operand`] is copied only if no strides over contiguous elements describe it; a
 //! transposed or broadcast tensor is not. Elements of another dtype are widened into scratch. A bias is written into
 //! the rows of the result first, and the product is added to it. A narrower result is rounded from scratch at the end.
 //!

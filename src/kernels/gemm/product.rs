@@ -1,12 +1,14 @@
 //! Matrix products in F32 or F64 that packed GEMM does not take. Operands and sums have one type.
 //!
-//! Large ones in F32 go to [`blocked`] where that is faster, all others to the `gemm` crate. That reads operands by their strides and packs what it has to, so a transpose
-//! costs no pass of its own. It runs on the calling thread. Its own threads are rayon's, which take other tasks while
-//! they wait, and callers hold storage locks ([`parallel`] says why that matters).
+//! Large ones in F32 go to [`blocked`] where that is faster, all others to the `gemm` crate. The crate reads operands by
+//! their strides and packs what it has to, so a transpose costs no pass of its own. It runs on the calling thread. Its
+//! own threads are rayon's, which take other tasks while they wait, and callers hold storage locks ([`parallel`] says why
+//! that matters).
 //!
-//! So threads share a product of it here. The longer side is cut in halves until there are enough parts, and each part is
-//! one call. A part packs all of the other side for itself, so parts keep at least [`PART`] rows or columns. The cuts
-//! change no order in which the crate adds up terms: bits depend neither on the cuts nor on the number of threads.
+//! So it is here that threads share a product of the crate's. The longer side is cut in halves until there are enough
+//! parts, and each part is one call. A part packs all of the other side for itself, so parts keep at least [`PART`] rows
+//! or columns. The cuts change no order in which the crate adds up terms: bits depend neither on the cuts nor on the
+//! number of threads.
 //!
 //! This module has the only call into the crate, whose pointers it takes from slices with checked bounds.
 #![allow(unsafe_code)]
@@ -78,7 +80,8 @@ pub(in crate::kernels) enum Threads {
 /// `dst = lhs × rhs`, or `dst += lhs × rhs` when `accumulate`, in `A`.
 ///
 /// `dst` is `lhs.rows` rows of `rhs.cols` elements, each `row_stride` after the one before; unless
-/// `accumulate`, its old elements are not read. The order of every sum depends on the shapes alone.
+/// `accumulate`, its old elements are not read. The order of every sum depends on the shapes and the instruction
+/// set alone.
 ///
 /// # Panics
 /// When a view reaches beyond its slice, or the shapes do not match.
@@ -125,7 +128,7 @@ struct Destination<A> {
     accumulate: bool,
 }
 
-// SAFETY: threads are given parts without an element in common; see `multiply`.
+// SAFETY: threads are given parts without an element in common; see `in_parts`.
 unsafe impl<A: Send> Sync for Destination<A> {}
 
 /// Terms of a product from which on it is cut up: a smaller one takes a thread some 20 µs.

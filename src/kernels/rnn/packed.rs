@@ -61,7 +61,7 @@ struct PackedWeight {
 }
 
 impl PackedWeight {
-    /// Of a weight `(depth, columns)`; `None` where the `gemm` crate multiplies it.
+    /// Of a weight `(depth, columns)`; `None` where it is multiplied unpacked.
     fn of(weight: &Tensor, dims: Dims) -> Result<Option<Self>> {
         let suits = |isa: &InstructionSet| {
             (1..=UNITS).contains(&dims.hidden) && (isa.is_bf16() || dims.batch >= FEW_ROWS)

@@ -3,9 +3,9 @@
 //! A step needs the result of the one before, so its product is small, and every step reads the whole weight. There are
 //! two ways to multiply, forward and backward:
 //!
-//! - [`WidenedWeight`]: the weight in F32 (F64 for F64), multiplied by the `gemm` crate. All threads share each step.
-//! - [`super::packed`], for an LSTM of at most 512 units: the weight is packed once, where the `gemm` crate would pack it
-//!   at every step. A thread takes some rows of the batch through all steps, so threads do not meet at every step; but
+//! - [`WidenedWeight`]: the weight in F32 (F64 for F64), multiplied as any matrix. All threads share each step.
+//! - [`super::packed`], for an LSTM of at most 512 units: the weight is packed once, where a product would pack it at
+//!   every step. A thread takes some rows of the batch through all steps, so threads do not meet at every step; but
 //!   where an F32 batch has too few rows for that, threads share the columns of each step.
 //!
 //! Sums are F32 (F64 for F64) both ways, and are not rounded: they go into or onto states and gates of that type.

@@ -147,8 +147,9 @@ pub(super) fn moves(
         let count = (lanes - at % lanes).min(len - done);
         let from = first + (done * step) as isize;
         let inside = bits(-from, width as isize - from);
-        // Pixels beyond the last position are not needed, and may be those of another image.
-        let inside = inside & bits(0, ((count - 1) * step + 1) as isize);
+        // Pixels beyond the last position are not needed. Those before the next one are no other image's, and whole
+        // vectors take no masks.
+        let inside = inside & bits(0, (count * step) as isize);
         let places = bits(0, count as isize) as u32;
         out.push(Move { from, to: place(at), inside, places, width });
         done += count;

@@ -5,9 +5,8 @@
 //! that are free come and help. When no task is left, the caller waits only for the helpers that are inside.
 //!
 //! - **A lock may be held across the loop.** Tasks are arithmetic: they take no locks, and wait for nothing but loops
-//!   of their own, and for tasks of lower numbers, which have begun before. The caller waits for tasks that have begun,
-//!   so it waits for running code alone. rayon's iterators wait for tasks in queues, behind tasks that may want the
-//!   caller's lock.
+//!   of their own and tasks that run. The caller waits for tasks that have begun, so it waits for running code alone.
+//!   rayon's iterators wait for tasks in queues, behind tasks that may want the caller's lock.
 //! - **The caller runs nothing but its tasks.** A thread that waits in rayon takes other tasks meanwhile, and
 //!   runs them inside its own autocast scope, `no_grad`, pass and random state.
 //! - **Helpers look at no thread's state.** rayon may run one anywhere, also on a thread that waits inside of

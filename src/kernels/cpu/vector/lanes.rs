@@ -98,7 +98,7 @@ pub(in crate::kernels) trait Vector: Copy {
 
     /// `ROWS` rows of the left matrix, elements `LEFT` apart from row to row, times `COUNT` vectors of columns of the
     /// right one, over `depth`. Each pointer comes with a step: along the sum, and for `out` from row to row. Written
-    /// to rows of `out`, or added to them where `ADD`. `ROWS` is a multiple of eight, or less than eight of one vector.
+    /// to rows of `out`, or added to them where `ADD`. `ROWS` is a multiple of eight, or at most six where `COUNT` is 1.
     unsafe fn multiply<const ROWS: usize, const COUNT: usize, const LEFT: usize, const ADD: bool>(
         left: (*const f32, usize),
         right: (*const f32, usize),

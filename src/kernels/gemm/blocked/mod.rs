@@ -1,9 +1,10 @@
-//! F32 products in blocks, on processors whose widest vectors are AVX2's: there this is faster than the `gemm` crate.
+//! Large F32 products on processors whose widest vectors are AVX2's, in blocks.
 //!
 //! A tile of 6 by 16 sums stays in registers for up to [`DEPTH`] terms. The side of the product with fewer lines is
 //! packed once, for all threads. A thread takes some lines of the other side, packs them where its second-level cache
-//! keeps them, and multiplies them. So a product is a list of [`Task`]s, which threads take in order. A task that needs
-//! what an earlier one makes waits for it: a thread is at it.
+//! keeps them, and multiplies them. So a product is a list of [`Task`]s, which threads take one by one, in order. A task
+//! that needs what an earlier one makes waits for it. The first that is not finished waits for none, so some thread
+//! always goes on.
 //!
 //! The shared side is packed a block of terms at a time, in memory that blocks take in turns. So it stays in a cache,
 //! where memory for all of it would be written to and read from beyond.
@@ -19,6 +20,7 @@ mod tests;
 mod tile;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::micro::KeptWords;
 use super::product::Matrix;
@@ -28,17 +30,19 @@ use pack::{Side, floats, floats_mut};
 use progress::Progress;
 use tile::{COLUMNS, Output, ROWS};
 
-/// Terms that are added up in registers, at most: a panel of columns takes 24 KiB of a first-level cache of 32 KiB.
-const DEPTH: usize = 384;
-/// Lines that a thread packs for itself, at most: 108 KiB.
+/// Terms that are added up in registers, at most: a panel of columns takes 24 KiB of a first-level cache of 32 KiB. Miri
+/// is slow, and is to see blocks that take turns.
+const DEPTH: usize = if cfg!(miri) { 16 } else { 384 };
+/// Lines that a thread packs for itself, about, and rows that it multiplies by all columns: 108 KiB.
 const LINES: usize = 72;
-/// Lines of a part, but for the last, at least: for fewer, reading the shared side takes longer than the products.
+/// Lines of a part, about, at least: for fewer, reading the shared side takes longer than the products.
 const FEW_LINES: usize = 24;
-/// Blocks of the shared side that are in memory, where threads share it: one is packed, one multiplied, and parts of
-/// a third are not finished.
+/// Blocks of the shared side that are in memory, where threads share it: one is packed, one is multiplied, and the last
+/// parts may still be multiplied by the one before.
 const SLOTS: usize = 3;
 
-/// The vectors for a product of so many rows, terms and columns; `None` where the `gemm` crate is faster.
+/// The vectors for a product of so many rows, terms and columns; `None` where the `gemm` crate is faster, as it packs
+/// less of a product that is small or has few columns.
 pub(in crate::kernels) fn vectors(rows: usize, depth: usize, columns: usize) -> Option<Vectors> {
     const TERMS: usize = 1 << 19;
     let terms = rows.saturating_mul(columns).saturating_mul(depth);
@@ -47,12 +51,12 @@ pub(in crate::kernels) fn vectors(rows: usize, depth: usize, columns: usize) -> 
 }
 
 /// What a thread does in one go.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Task {
-    /// Packs lines of the shared side.
-    Pack { block: usize, lines: Range<usize> },
+    /// Packs a piece of the shared side.
+    Pack { block: usize, piece: usize },
     /// Packs a part of the other side, and multiplies it.
-    Multiply { block: usize, part: usize, lines: Range<usize> },
+    Multiply { block: usize, part: usize },
 }
 
 /// `left × right`.
@@ -65,25 +69,27 @@ pub(super) struct Product<'a> {
     pub(super) accumulate: bool,
 }
 
-// SAFETY: of all that is reached from here, tasks write the result alone, and no two the same element at a time; see
-// `multiply`.
+// SAFETY: of all that is reached from here, tasks write the result alone, and no two the same element at a time: those of a
+// block have parts of their own, and `Progress` keeps the blocks of a part in order.
 unsafe impl Sync for Product<'_> {}
 
 impl Product<'_> {
     /// Writes the product.
     ///
     /// # Safety
-    /// The result is the caller's alone, and initialised where it is added to.
+    /// The result is the caller's alone, its rows do not overlap, and it is initialised where it is added to.
     ///
     /// # Panics
-    /// When a side reaches beyond its data, or the processor has no such vectors.
+    /// When there is nothing to multiply or the numbers of terms differ, a side reaches beyond its data, or the processor has no such vectors.
     pub(super) unsafe fn run(&self, vectors: Vectors, threads: usize) {
+        let depth = self.left.cols;
+        assert!(depth == self.right.rows && depth * self.left.rows * self.right.cols > 0);
         let (rows, columns) = (Side::new(self.left, ROWS), Side::new(self.right.t(), COLUMNS));
         let by_rows = rows.lines() >= columns.lines();
         let (own, shared) = if by_rows { (rows, columns) } else { (columns, rows) };
-        let blocks = cut(self.left.cols, self.left.cols.div_ceil(DEPTH), 16);
+        let blocks = cut(depth, depth.div_ceil(DEPTH), 16);
         let pieces = cut(shared.lines(), threads, shared.width());
-        // As many for each thread, and two at least, so that threads end together.
+        // About two for each thread at least, so that threads end together.
         let least = if threads == 1 { 1 } else { 2 * threads };
         let count = own.lines().div_ceil(LINES).next_multiple_of(threads).max(least);
         let parts = cut(own.lines(), count.min(own.lines().div_ceil(FEW_LINES)), own.width());
@@ -95,7 +101,7 @@ impl Product<'_> {
         let progress = Progress::new(blocks.len(), pieces.len(), parts.len(), slots);
         let pack = |block: usize, lines: &Range<usize>| {
             let depth = &blocks[block];
-            // SAFETY: this piece is this task's alone, and what the slot had before has been multiplied.
+            // SAFETY: this piece is this task's alone, and all parts have been multiplied by what the slot had before.
             let words = unsafe {
                 packed.words_mut(block, lines.start * depth.len(), shared.len(lines, depth))
             };
@@ -120,43 +126,37 @@ impl Product<'_> {
             // by no later one.
             unsafe { tile::multiply(vectors, left, right, depth, out) };
         };
-        let run = |task: &Task| match task {
-            Task::Pack { block, lines } => progress.pack(*block, || pack(*block, lines)),
-            Task::Multiply { block, part, lines } => progress.multiply(
-                [*block, *part],
-                || prepare(*block, lines),
-                |words| multiply(*block, lines, words),
+        let run = |task: Task| match task {
+            Task::Pack { block, piece } => progress.pack(block, || pack(block, &pieces[piece])),
+            Task::Multiply { block, part } => progress.multiply(
+                [block, part],
+                || prepare(block, &parts[part]),
+                |words| multiply(block, &parts[part], words),
             ),
         };
-        let tasks = tasks(blocks.len(), ahead, &pieces, &parts);
-        match threads {
-            1 => tasks.iter().for_each(run),
-            _ => parallel::for_each(tasks.len(), |task| run(&tasks[task])),
+        let tasks = tasks(blocks.len(), ahead, pieces.len(), parts.len());
+        if threads == 1 {
+            return tasks.into_iter().for_each(run);
         }
+        // `for_each` hands out many numbers at once, and here neighbours are for different threads.
+        let next = AtomicUsize::new(0);
+        parallel::for_each(threads, |_| {
+            while let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                run(task);
+            }
+        });
     }
 }
 
-/// All tasks, in an order in which none needs a later one: a block is packed so many blocks ahead.
-fn tasks(
-    blocks: usize,
-    ahead: usize,
-    pieces: &[Range<usize>],
-    parts: &[Range<usize>],
-) -> Vec<Task> {
-    let mut tasks = Vec::with_capacity(blocks * (pieces.len() + parts.len()));
+/// All tasks, in an order in which none needs a later one. Blocks are packed so many `ahead` of what is multiplied.
+fn tasks(blocks: usize, ahead: usize, pieces: usize, parts: usize) -> Vec<Task> {
+    let mut tasks = Vec::with_capacity(blocks * (pieces + parts));
     for step in 0..blocks + ahead {
         if step < blocks {
-            tasks.extend(
-                pieces.iter().map(|lines| Task::Pack { block: step, lines: lines.clone() }),
-            );
+            tasks.extend((0..pieces).map(|piece| Task::Pack { block: step, piece }));
         }
         if let Some(block) = step.checked_sub(ahead) {
-            let part = |(part, lines): (usize, &Range<usize>)| Task::Multiply {
-                block,
-                part,
-                lines: lines.clone(),
-            };
-            tasks.extend(parts.iter().enumerate().map(part));
+            tasks.extend((0..parts).map(|part| Task::Multiply { block, part }));
         }
     }
     tasks

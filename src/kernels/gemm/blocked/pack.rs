@@ -36,7 +36,7 @@ impl<'a> Side<'a> {
         lines.len().next_multiple_of(self.width) * depth.len()
     }
 
-    /// Packs terms of lines, which begin with a panel.
+    /// Packs terms of lines, the first of which is the first of a panel.
     pub(super) fn pack(
         &self,
         vectors: Vectors,

@@ -6,7 +6,9 @@ use std::thread;
 /// Looks before a thread that waits lets others have its processor: some microseconds.
 const SPINS: usize = 1 << 9;
 
-/// What is packed and multiplied. Threads take tasks in order, so a task is waited for only when a thread is at it.
+/// What is packed and multiplied.
+///
+/// A thread that waits does not sleep: what it waits for is packed or multiplied in some hundred microseconds.
 pub(super) struct Progress {
     /// Of each block, pieces that are packed.
     packed: Vec<AtomicUsize>,
@@ -26,11 +28,14 @@ impl Progress {
 
     /// Packs a piece of a block, when nobody reads any more what its slot had.
     pub(super) fn pack(&self, block: usize, pack: impl FnOnce()) {
-        let _begun = Begun { progress: self, finished: &self.packed[block] };
-        if let Some(before) = block.checked_sub(self.slots) {
-            self.multiplied.iter().for_each(|part| self.wait_for(part, before + 1));
+        let task = Begun { progress: self, finished: &self.packed[block] };
+        let free = block.checked_sub(self.slots).is_none_or(|before| {
+            self.multiplied.iter().all(|part| self.wait_for(part, before + 1))
+        });
+        if free {
+            pack();
+            task.finish();
         }
-        pack();
     }
 
     /// Prepares a part, and multiplies it by a block when all pieces of that are packed, and when the part has been
@@ -41,39 +46,47 @@ impl Progress {
         prepare: impl FnOnce() -> T,
         multiply: impl FnOnce(T),
     ) {
-        let _begun = Begun { progress: self, finished: &self.multiplied[part] };
+        let task = Begun { progress: self, finished: &self.multiplied[part] };
         let prepared = prepare();
-        self.wait_for(&self.packed[block], self.pieces);
-        self.wait_for(&self.multiplied[part], block);
-        multiply(prepared);
+        if self.wait_for(&self.packed[block], self.pieces)
+            && self.wait_for(&self.multiplied[part], block)
+        {
+            multiply(prepared);
+            task.finish();
+        }
     }
 
-    /// Waits until so many are finished. `Acquire`: what they wrote can be read.
-    ///
-    /// # Panics
-    /// When a task has: those that need it would wait for ever.
-    fn wait_for(&self, finished: &AtomicUsize, count: usize) {
+    /// Waits until so many are finished; false where a task has panicked, as one of these may never be.
+    fn wait_for(&self, finished: &AtomicUsize, count: usize) -> bool {
         let mut looks = 0;
+        // `Acquire`: what they wrote can be read.
         while finished.load(Ordering::Acquire) < count {
-            assert!(!self.panicked.load(Ordering::Relaxed), "another part of the product panicked");
+            if self.panicked.load(Ordering::Relaxed) {
+                return false;
+            }
             looks += 1;
             if looks < SPINS { std::hint::spin_loop() } else { thread::yield_now() }
         }
+        true
     }
 }
 
-/// A task that is finished when this is dropped.
+/// A task. Where it ends without being finished, it has panicked, or needed one that has.
 struct Begun<'a> {
     progress: &'a Progress,
     finished: &'a AtomicUsize,
 }
 
+impl Begun<'_> {
+    fn finish(self) {
+        // `Release`: who has waited for it sees what it wrote.
+        self.finished.fetch_add(1, Ordering::Release);
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
-        match thread::panicking() {
-            true => self.progress.panicked.store(true, Ordering::Relaxed),
-            // `Release`: who has waited for it sees what it wrote.
-            false => _ = self.finished.fetch_add(1, Ordering::Release),
-        }
+        self.progress.panicked.store(true, Ordering::Relaxed);
     }
 }

@@ -11,7 +11,7 @@ use crate::kernels::cpu::limit::{Limit, VARIABLE};
 use crate::kernels::cpu::vector::Vectors;
 
 impl InstructionSet {
-    /// The best for products of these tensors; `None` where the `gemm` crate is.
+    /// The best for products of these tensors; `None` where [`product`](super::super::product) is.
     pub(in crate::kernels) fn of<const N: usize>(operands: [&Tensor; N]) -> Option<Self> {
         let bf16 = operands.iter().all(|operand| operand.dtype() == DType::BF16);
         if bf16 { Self::best_for_bf16() } else { Self::best_for_f32() }

@@ -12,7 +12,7 @@
 //! An element that is not finite, or that BF16 rounds to infinity, makes its sums infinite or NaN, but not always
 //! the right one of the two. Callers check the sums and fall back to F32.
 //!
-//! Other processors use the `gemm` crate. The tests compare with it.
+//! Other products are those of [`product`](super::product). The tests compare with them.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -10,8 +10,8 @@
 //! all threads pack one side together. Then they take blocks of the other side, each packed into the cache of the
 //! thread that multiplies it. A batch of at least as many matrices as threads is one matrix a task.
 //!
-//! Without AMX, F16 and F32 stay with the `gemm` crate, which is faster there. It also repeats a product with a BF16x3
-//! sum that is not finite.
+//! Without AMX, F16 and F32 are multiplied by [`product`](super::product), which is faster there. It also repeats a
+//! product with a BF16x3 sum that is not finite.
 #![allow(unsafe_code)]
 
 mod pack;
@@ -46,7 +46,7 @@ pub(super) fn isa(lhs: &Tensor, rhs: &Tensor) -> Option<InstructionSet> {
         (DType::BF16, DType::BF16) if fits([4, 4, 1]) => {
             InstructionSet::of([lhs, rhs]).filter(|isa| isa.is_bf16())
         }
-        // Without tiles the `gemm` crate's products are faster.
+        // Without tiles those of F32 are faster.
         (DType::F32, DType::F32) | (DType::F16, DType::F16) if fits(THIN) => {
             Some(InstructionSet::AmxBf16x3).filter(|isa| isa.is_available())
         }

@@ -344,7 +344,8 @@ impl Vector for Neon {
     ) {
         // Of 32 registers, sums take 24 or 16, and columns of the right matrix three or two. Of fewer rows than eight,
         // there are four of columns.
-        if COUNT == 1 && ROWS < 8 {
+        const { assert!(ROWS.is_multiple_of(8) || ROWS <= 6 && COUNT == 1) };
+        if ROWS <= 6 {
             // SAFETY: the caller's.
             return unsafe { block::<ROWS, 4, LEFT, ADD>(left, right, depth, out) };
         }

@@ -372,7 +372,8 @@ impl Vector for Avx2 {
         out: (*mut f32, usize),
     ) {
         // Sixteen registers: twelve sums, or eight, an element of the left matrix, and columns of the right one.
-        if COUNT == 1 && ROWS < 8 {
+        const { assert!(ROWS.is_multiple_of(8) || ROWS <= 6 && COUNT == 1) };
+        if ROWS <= 6 {
             // SAFETY: the caller's.
             return unsafe { block::<ROWS, 2, LEFT, ADD>(left, right, depth, out) };
         }

@@ -1,4 +1,4 @@
-//! Products of matrices by AVX2, four rows at a time.
+//! Products of matrices by AVX2.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
@@ -115,6 +115,7 @@ pub(super) unsafe fn block<
 ) {
     // SAFETY: the caller's.
     unsafe {
+        const { assert!(COUNT < 3 || ROWS == 4) };
         let mut sums = [[_mm256_setzero_ps(); COUNT]; ROWS];
         let steps = if COUNT == 3 { 0 } else { depth };
         if COUNT == 3 {
