@@ -10,9 +10,9 @@ use super::gemm::micro::InstructionSet;
 ///
 /// Names are those of the variable `CANDLE_AMP_CPU`: `baseline`, `avx2`, `avx512`, `avx512-bf16` and `amx`, or on ARM
 /// `baseline` and `neon`. The baseline is what every processor of the target has; there, and where it says `gemm crate`, that
-/// crate computes products with the instructions that it finds itself. Even where it says `avx2`, products that are small or have
-/// fewer than 128 columns are the `gemm` crate's.
-/// What is displayed says why each was chosen.
+/// crate computes products with the instructions that it finds itself. Products that are too small or too thin for the
+/// set that is named are the `gemm` crate's as well: with `avx2` those of fewer than 8 rows, 128 columns or 2¹⁹ terms in
+/// all. What is displayed says why each was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InstructionSets {
@@ -74,7 +74,7 @@ impl fmt::Display for InstructionSets {
             false => format!("the best that {VARIABLE}={limit} allows"),
         };
         let own = format!("its own choice, which {VARIABLE} does not bound");
-        let blocked = format!("of large products; {VARIABLE} does not bound others");
+        let blocked = format!("large ones; {VARIABLE} does not bound the `gemm` crate's others");
         let of_products = |set, why: &String| match set {
             GEMM_CRATE => own.clone(),
             _ if Vectors::widest().is_some_and(|widest| widest.multiply_in_blocks()) => {

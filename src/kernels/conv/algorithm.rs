@@ -22,7 +22,7 @@ pub(super) enum Algorithm<'a> {
     Portable,
     /// In NCHW, and moved there and back.
     ViaNchw,
-    /// By im2col and the `gemm` crate, in F64.
+    /// By im2col and products, in F64.
     Im2colF64,
     /// The same in F32.
     Im2col,

@@ -147,8 +147,8 @@ pub(super) fn moves(
         let count = (lanes - at % lanes).min(len - done);
         let from = first + (done * step) as isize;
         let inside = bits(-from, width as isize - from);
-        // Pixels beyond the last position are not needed. Those before the next one are no other image's, and whole
-        // vectors take no masks.
+        // Nor are pixels needed from the next position on. Those between are in the row too: with them, a vector of
+        // stride 2 inside of the row is loaded whole, without a mask.
         let inside = inside & bits(0, (count * step) as isize);
         let places = bits(0, count as isize) as u32;
         out.push(Move { from, to: place(at), inside, places, width });

@@ -236,6 +236,8 @@ fn products_of_every_shape_agree_with_loops() {
                 }
             };
         }
+        check!(6, 1, 1, false);
+        check!(6, 1, 1, true);
         check!(8, 1, 1, false);
         check!(8, 2, 1, false);
         check!(8, 3, 1, false);

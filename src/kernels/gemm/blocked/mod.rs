@@ -80,10 +80,11 @@ impl Product<'_> {
     /// The result is the caller's alone, its rows do not overlap, and it is initialised where it is added to.
     ///
     /// # Panics
-    /// When there is nothing to multiply or the numbers of terms differ, a side reaches beyond its data, or the processor has no such vectors.
+    /// When there is nothing to multiply or the numbers of terms differ, a side reaches beyond its data, or the processor
+    /// has no such vectors.
     pub(super) unsafe fn run(&self, vectors: Vectors, threads: usize) {
         let depth = self.left.cols;
-        assert!(depth == self.right.rows && depth * self.left.rows * self.right.cols > 0);
+        assert!(depth == self.right.rows && depth.min(self.left.rows).min(self.right.cols) > 0);
         let (rows, columns) = (Side::new(self.left, ROWS), Side::new(self.right.t(), COLUMNS));
         let by_rows = rows.lines() >= columns.lines();
         let (own, shared) = if by_rows { (rows, columns) } else { (columns, rows) };

@@ -97,7 +97,7 @@ pub(in crate::kernels) unsafe fn add_products(
 }
 
 /// [`Vector::multiply`](crate::kernels::cpu::vector::Vector::multiply) of so many rows by so many registers of columns,
-/// whose sums registers hold: three of columns are of four rows.
+/// whose sums registers hold: with three registers of columns there are four rows.
 ///
 /// # Safety
 /// As there.
