@@ -12,8 +12,9 @@ use std::mem::MaybeUninit;
 
 use candle_core::{Result, Tensor, WithDType};
 
+use super::matrix::Matrix;
 use super::operand::{Arithmetic, BLOCK, narrow};
-use super::product::{Matrix, Threads, product, product_uninit};
+use super::product::{Threads, product, product_uninit};
 use crate::kernels::contiguous;
 use crate::kernels::cpu::dtype::{Element, tensor};
 use crate::kernels::cpu::guard::hold;

@@ -4,6 +4,7 @@ mod blocked;
 mod cpu;
 mod cuda;
 mod layout;
+mod matrix;
 pub(in crate::kernels) mod micro;
 mod operand;
 mod packed;
@@ -15,8 +16,9 @@ pub(super) mod tests;
 use candle_core::{DType, Result, Tensor};
 
 pub(super) use cuda::add_bias;
+pub(super) use matrix::Matrix;
 pub(super) use operand::{Arithmetic, ElementsAs, arithmetic, narrow};
-pub(super) use product::{CUT, Matrix, Threads, product};
+pub(super) use product::{CUT, Threads, product};
 
 use super::choice::algorithm::chosen;
 use super::cuda::Gpu;

@@ -22,19 +22,17 @@ mod tile;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::matrix::Matrix;
 use super::micro::KeptWords;
-use super::product::Matrix;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::vector::Vectors;
 use pack::{Side, floats, floats_mut};
 use progress::Progress;
-use tile::{COLUMNS, Output, ROWS};
+use tile::{COLUMNS, LINES, Output, ROWS};
 
 /// Terms that are added up in registers, at most: a panel of columns takes 24 KiB of a first-level cache of 32 KiB. Miri
 /// is slow, and is to see blocks that take turns.
 const DEPTH: usize = if cfg!(miri) { 16 } else { 384 };
-/// Lines that a thread packs for itself, about, and rows that it multiplies by all columns: 108 KiB.
-const LINES: usize = 72;
 /// Lines of a part, about, at least: for fewer, reading the shared side takes longer than the products.
 const FEW_LINES: usize = 24;
 /// Blocks of the shared side that are in memory, where threads share it: one is packed, one is multiplied, and the last

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::tile::{COLUMNS, ROWS};
 use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
-use crate::kernels::gemm::product::Matrix;
+use crate::kernels::gemm::matrix::Matrix;
 
 /// The rows of the left matrix, or the columns of the right one: lines of terms.
 ///

@@ -1,13 +1,16 @@
 //! The tiles of a part of a product.
 #![allow(unsafe_code)]
 
-use super::LINES;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 
 /// Rows of a tile.
 pub(super) const ROWS: usize = 6;
 /// Columns of a tile.
 pub(super) const COLUMNS: usize = 16;
+
+/// Lines that a thread packs for itself, about, and rows that it multiplies by all columns: 108 KiB in the second-level
+/// cache.
+pub(super) const LINES: usize = 72;
 
 /// Where a part of the result goes.
 #[derive(Clone, Copy)]
