@@ -35,6 +35,7 @@ all=(
     cpu::vector::tests::lanes_are_picked
     cpu::vector::tests::masks_bound
     cpu::vector::tests::products_of_every_shape
+    gemm::blocked
     gemm::micro::tests::terms_add_up
     gemm::product::tests::parts_cover
     embedding::tests::nan_reaches

@@ -54,9 +54,10 @@ fn multiply(
 #[test]
 fn every_set_of_vectors_agrees_with_f64_by_any_number_of_threads() {
     let mut rng = generator(91);
-    for &[m, k, n] in unless_miri(&SHAPES[..], &[[7, 70, 33]]) {
+    for &[m, k, n] in unless_miri(&SHAPES[..], &[[7, 70, 17]]) {
         // In either order in memory, with gaps in both directions, or of one line that is all of them.
-        for layouts in [[0, 0], [0, 1], [1, 0], [1, 1], [2, 2], [3, 3]] {
+        let layouts = [[0, 1], [1, 0], [0, 0], [1, 1], [2, 2], [3, 3]];
+        for &layouts in unless_miri(&layouts[..], &layouts[..2]) {
             let strides = |rows: usize, columns: usize, layout| match layout {
                 0 => (columns + 1, 1),
                 1 => (1, rows + 2),
