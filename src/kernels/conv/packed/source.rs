@@ -12,7 +12,7 @@ use half::bf16;
 use super::layout::{Part, RowPanels, Taps};
 use super::rows::{self, Bf16Pairs, Bf16Rows, Move, RowPanel, Stored, Widened};
 use crate::kernels::cpu::vector::{Vector, with_bf16_vectors, with_vectors};
-use crate::kernels::gemm::micro::InstructionSet;
+use crate::kernels::gemm::micro::{InstructionSet, as_f32_mut};
 
 /// The images that row panels are filled from.
 pub(super) struct NchwImages<'a, S> {
@@ -173,10 +173,4 @@ pub(super) fn as_bf16<S: 'static>(x: &[S]) -> Option<&[bf16]> {
 pub(super) fn as_bf16_mut(words: &mut [u32]) -> &mut [bf16] {
     // SAFETY: a word is two BF16, any bits of them valid.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
-}
-
-/// Words as the F32 they hold.
-pub(super) fn as_f32_mut(words: &mut [u32]) -> &mut [f32] {
-    // SAFETY: both are 32 bits, any of them valid.
-    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
 }

@@ -23,10 +23,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::matrix::Matrix;
-use super::micro::KeptWords;
+use super::micro::{KeptWords, as_f32, as_f32_mut};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::vector::Vectors;
-use pack::{Side, floats, floats_mut};
+use pack::Side;
 use progress::Progress;
 use tile::{COLUMNS, LINES, Output, ROWS};
 
@@ -67,8 +67,8 @@ pub(super) struct Product<'a> {
     pub(super) accumulate: bool,
 }
 
-// SAFETY: of all that is reached from here, tasks write the result alone, and no two the same element at a time: those of a
-// block have parts of their own, and `Progress` keeps the blocks of a part in order.
+// SAFETY: of all that is reached from here, tasks write the result alone, and no two the same element at a time: those
+// of a block have parts of their own, and `Progress` keeps the blocks of a part in order.
 unsafe impl Sync for Product<'_> {}
 
 impl Product<'_> {
@@ -109,14 +109,14 @@ impl Product<'_> {
         let prepare = |block: usize, lines: &Range<usize>| {
             let depth = &blocks[block];
             let mut words = KeptWords::new(own.len(lines, depth));
-            own.pack(vectors, lines.clone(), depth.clone(), floats_mut(words.as_mut_slice()));
+            own.pack(vectors, lines.clone(), depth.clone(), as_f32_mut(words.as_mut_slice()));
             words
         };
         let multiply = |block: usize, lines: &Range<usize>, words: KeptWords| {
             let depth = blocks[block].len();
             // SAFETY: all pieces of this block are packed, and stay until all parts are multiplied by it.
             let all = unsafe { packed.words(block, shared.len(&all, &blocks[block])) };
-            let sides = [(floats(words.as_slice()), lines.len()), (all, shared.lines())];
+            let sides = [(as_f32(words.as_slice()), lines.len()), (all, shared.lines())];
             let [left, right] = if by_rows { sides } else { [sides[1], sides[0]] };
             let (stride, add) = (self.out.1, self.accumulate || block > 0);
             let start = lines.start * if by_rows { stride } else { 1 };

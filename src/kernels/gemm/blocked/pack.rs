@@ -121,15 +121,3 @@ fn turn<V: Vector, const WIDTH: usize>(lines: [&[f32]; WIDTH], words: &mut [[f32
         }
     }
 }
-
-/// Words as the numbers that they are.
-pub(super) fn floats(words: &[u32]) -> &[f32] {
-    // SAFETY: of the same size and alignment, and any bits are a number.
-    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
-}
-
-/// The same, to be written.
-pub(super) fn floats_mut(words: &mut [u32]) -> &mut [f32] {
-    // SAFETY: as above, borrowed mutably; any number is a word.
-    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
-}

@@ -152,8 +152,8 @@ fn no_task_needs_a_later_one() {
     assert_eq!(cut(13, 0, 6), cut(13, 1, 16));
 }
 
-/// A task that needs one that panicked ends, rather than wait for ever, and the panic is the one that is seen. A thread that
-/// unwinds multiplies as any other.
+/// A task that needs one that panicked ends, rather than wait for ever, and the panic is the one that is seen. A thread
+/// that unwinds can multiply.
 #[test]
 fn a_panic_ends_those_that_wait() {
     let (progress, begun) = (Progress::new(1, 1, 1, 1), AtomicBool::new(false));

@@ -89,6 +89,18 @@ fn cut<const N: usize>(mut words: &mut [u32], sizes: [usize; N]) -> [&mut [u32];
     sizes.map(|size| words.split_off_mut(..whole_lines(size)).unwrap_or_default())
 }
 
+/// Words as the F32 they hold.
+pub(in crate::kernels) fn as_f32(words: &[u32]) -> &[f32] {
+    // SAFETY: both are 32 bits, any of them valid.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
+}
+
+/// The same, to be written.
+pub(in crate::kernels) fn as_f32_mut(words: &mut [u32]) -> &mut [f32] {
+    // SAFETY: as above, borrowed mutably.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
+}
+
 fn whole_lines(size: usize) -> usize {
     size.next_multiple_of(16)
 }

@@ -38,7 +38,7 @@ use aarch64 as target;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 use absent as target;
 pub(in crate::kernels) use bf16x3::split;
-pub(in crate::kernels) use buffer::{KeptWords, PackedWords, with_words};
+pub(in crate::kernels) use buffer::{KeptWords, PackedWords, as_f32, as_f32_mut, with_words};
 pub(in crate::kernels) use epilogue::{Rounded, store_all};
 pub(in crate::kernels) use isa::InstructionSet;
 pub(in crate::kernels) use pack::{Bf16Terms, MatrixView, transpose};

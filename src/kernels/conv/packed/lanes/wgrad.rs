@@ -18,7 +18,6 @@ use half::bf16;
 
 use super::images::{LANES, ROWS, RowPairs, is_small};
 use crate::kernels::conv::packed::kernels::write_kernels;
-use crate::kernels::conv::packed::source::as_f32_mut;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
@@ -26,7 +25,9 @@ use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::with_bf16_vectors;
-use crate::kernels::gemm::micro::{InstructionSet, KeptWords, PackedGemm, equal_parts, with_words};
+use crate::kernels::gemm::micro::{
+    InstructionSet, KeptWords, PackedGemm, as_f32_mut, equal_parts, with_words,
+};
 
 /// Output channels of a task.
 const OUTS: usize = 64;

@@ -22,9 +22,9 @@ use half::bf16;
 
 use super::lines::Lines;
 use crate::kernels::conv::packed::rows::{Stored, widen};
-use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
+use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut};
 use crate::kernels::cpu::vector::{Vector, with_bf16_vectors};
-use crate::kernels::gemm::micro::{InstructionSet, split};
+use crate::kernels::gemm::micro::{InstructionSet, as_f32_mut, split};
 
 /// An image that lines are filled from.
 pub(super) struct NhwcImage<'a, S> {

@@ -28,7 +28,7 @@ use crate::kernels::conv::packed::kernels::runs;
 use crate::kernels::conv::packed::kernels::write_kernels;
 use crate::kernels::conv::packed::layout::{Cut, Part, RowPanels, Taps};
 use crate::kernels::conv::packed::rows::{Stored, widen, with_stored};
-use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
+use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut};
 use crate::kernels::conv::packed::weights;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
@@ -37,7 +37,7 @@ use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vectors, with_vectors};
 use crate::kernels::gemm::micro::{
-    Bf16Terms, InstructionSet, MatrixView, PackedGemm, Tile, with_words,
+    Bf16Terms, InstructionSet, MatrixView, PackedGemm, Tile, as_f32_mut, with_words,
 };
 
 /// See [`super::super::wgrad`]; `None` where a sum of BF16x3 is not finite.
