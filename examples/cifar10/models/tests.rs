@@ -77,15 +77,16 @@ fn networks_have_the_parameters_of_pytorchs() -> Result<()> {
     Ok(())
 }
 
-/// Weights of a network, in `F32`. Norms shift by two standard deviations, so that few numbers are so close to the
-/// bend of a relu that rounding takes them across it: each that it does changes gradients by more than rounding does.
-fn weights(architecture: Architecture) -> Result<VarMap> {
+/// Weights of a network, in `F32`. Norms shift by so many standard deviations. By three, hardly a number is so close to
+/// the bend of a relu that rounding takes it across: each that does changes gradients by more than rounding does. By two,
+/// such numbers were most of the error of pre-activation ResNets.
+fn weights(architecture: Architecture, shift: f32) -> Result<VarMap> {
     let varmap = VarMap::new();
     random::manual_seed(1);
     Model::new(architecture, nn::var_builder(&varmap, DType::F32, &Device::Cpu), false)?;
     for (name, var) in Parameters::from_varmap(&varmap).iter() {
         if name.ends_with("norm.bias") {
-            var.set(&Tensor::full(2f32, var.shape(), &Device::Cpu)?)?;
+            var.set(&Tensor::full(shift, var.shape(), &Device::Cpu)?)?;
         }
     }
     Ok(varmap)
@@ -191,7 +192,9 @@ const WITHOUT: [Smallest; 19] = [
 /// them, the gradient of each variable has twice that bound: a wrong one must not hide behind larger ones.
 fn check(&(name, side, depth): &Smallest, maxima: bool) -> anyhow::Result<()> {
     let _fork = random::fork_rng_guard();
-    let varmap = weights(named(name))?;
+    // By three, a window of GoogLeNet has two largest numbers that F32 takes for one another.
+    let shift = if maxima { 2. } else { 3. };
+    let varmap = weights(named(name), shift)?;
     let wide = VarMap::new();
     for (name, var) in varmap.data().lock().expect("no thread has panicked").iter() {
         let var = Var::from_tensor(&var.to_dtype(DType::F64)?)?;
