@@ -163,16 +163,16 @@ impl ConvPass {
         let (height, width) = self.out_size;
         let channels = self.groups * self.outs;
         let images = out.len() / (channels * height * width).max(1);
-        let met = phases.iter().map(|phase| phase.taps.grid.0 * phase.taps.grid.1).sum::<usize>();
-        if met < height * width {
-            for (channel, out) in out.chunks_mut(height * width).enumerate() {
-                let bias = bias.map_or(0.0, |bias| bias[channel % channels]);
-                out.fill(MaybeUninit::new(O::narrowed(bias)));
-            }
-        }
+        // What pixels of no phase are.
+        let background = |channel: usize| {
+            MaybeUninit::new(O::narrowed(bias.map_or(0.0, |bias| bias[channel % channels])))
+        };
         let Some(Phase { at: (first, _), taps: Taps { out_step: stride, .. }, .. }) =
             phases.first()
         else {
+            for (channel, out) in out.chunks_mut((height * width).max(1)).enumerate() {
+                out.fill(background(channel));
+            }
             return;
         };
         let stride = *stride;
@@ -204,8 +204,12 @@ impl ConvPass {
                 #[inline(always)]
                 || {
                     for (channel, out) in out.chunks_mut(height * width).enumerate() {
+                        let background = background(channel);
                         for (y, out) in out.chunks_mut(width).enumerate() {
-                            let Ok(first) = down.binary_search(&(y % stride)) else { continue };
+                            let Ok(first) = down.binary_search(&(y % stride)) else {
+                                out.fill(background);
+                                continue;
+                            };
                             let of_row = first * across..(first + 1) * across;
                             let rows = phases[of_row.clone()].iter().zip(&pixels[of_row]);
                             let rows = rows.map(|(Phase { at, taps, .. }, pixels)| {
@@ -213,7 +217,7 @@ impl ConvPass {
                                 let start = (channel * rows + y / stride) * columns;
                                 (at.1, &pixels[start..start + columns])
                             });
-                            interleave(stride, rows, out);
+                            interleave(stride, rows, background, out);
                         }
                     }
                 },
@@ -326,11 +330,12 @@ impl ConvPass {
     }
 }
 
-/// `out[phase + i * stride] = row[i]` of each `(phase, row)`, which are in order.
+/// `out[phase + i * stride] = row[i]` of each `(phase, row)`, which are in order, and the background elsewhere.
 #[inline(always)]
 fn interleave<'a, T: Copy + 'a>(
     stride: usize,
     mut rows: impl ExactSizeIterator<Item = (usize, &'a [T])>,
+    background: T,
     out: &mut [T],
 ) {
     if stride == 2
@@ -343,6 +348,21 @@ fn interleave<'a, T: Copy + 'a>(
         }
         last.iter_mut().zip(even.last()).for_each(|(last, even)| *last = *even);
         return;
+    }
+    if stride == 2
+        && rows.len() == 1
+        && let Some((phase, row)) = rows.next()
+    {
+        let (pairs, last) = out.as_chunks_mut::<2>();
+        for (pair, &element) in pairs.iter_mut().zip(row) {
+            *pair = if phase == 0 { [element, background] } else { [background, element] };
+        }
+        last.fill(background);
+        last.iter_mut().skip(phase).zip(row.last()).for_each(|(last, element)| *last = *element);
+        return;
+    }
+    if rows.len() < stride {
+        out.fill(background);
     }
     for (phase, row) in rows {
         out.iter_mut().skip(phase).step_by(stride).zip(row).for_each(|(out, e)| *out = *e);
@@ -373,10 +393,13 @@ mod tests {
                         })
                         .collect();
                     let mut out = vec![0; width];
+                    const BACKGROUND: usize = 100;
                     let rows = kept.iter().zip(&rows).map(|(&phase, row)| (phase, row.as_slice()));
-                    interleave(stride, rows, &mut out);
+                    interleave(stride, rows, BACKGROUND, &mut out);
                     for (x, out) in out.iter().enumerate() {
-                        assert_eq!(*out, if kept.contains(&(x % stride)) { x + 1 } else { 0 });
+                        let expected =
+                            if kept.contains(&(x % stride)) { x + 1 } else { BACKGROUND };
+                        assert_eq!(*out, expected, "{width} by {stride}: {kept:?}");
                     }
                 }
             }

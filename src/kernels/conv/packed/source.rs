@@ -128,12 +128,14 @@ unsafe fn pack<L: RowPanel, V: Vector>(
     moves_of: &[Vec<Move>],
     out: *mut L::Place,
 ) {
-    for (word, first) in channels.clone().step_by(per).enumerate() {
-        for (slot, &y) in slots.iter().enumerate() {
-            let y = usize::try_from(y).ok().filter(|&y| y < height);
-            let dst = out.wrapping_add(word * row_panel + slot * line);
-            for (index, moves) in moves_of.iter().enumerate() {
-                let (Some(y), true) = (y, index + 1 < moves_of.len()) else {
+    // An image after the other, each in the order of its memory: processors load ahead along it.
+    for (index, moves) in moves_of.iter().enumerate() {
+        let is_image = index + 1 < moves_of.len();
+        for (word, first) in channels.clone().step_by(per).enumerate() {
+            for (slot, &y) in slots.iter().enumerate() {
+                let y = usize::try_from(y).ok().filter(|&y| y < height);
+                let dst = out.wrapping_add(word * row_panel + slot * line);
+                let (Some(y), true) = (y, is_image) else {
                     for &by in moves {
                         // SAFETY: the caller's.
                         unsafe { L::clear::<V>(by, dst) };
