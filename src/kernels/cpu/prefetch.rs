@@ -5,15 +5,25 @@
 /// processor asks ahead by itself, but not across pages, and not along as many places at once.
 #[inline(always)]
 pub(in crate::kernels) fn prefetch<T>(data: &[T], at: usize, count: usize) {
+    prefetch_at(data.as_ptr().wrapping_add(at), count);
+}
+
+/// Whether the next of planes of so many elements is so far that it is worth asking for: most often in another page.
+pub(in crate::kernels) fn is_far<T>(plane: usize) -> bool {
+    plane * size_of::<T>() >= 2048
+}
+
+/// As [`prefetch`], from an address on, whatever is there.
+#[inline(always)]
+pub(in crate::kernels) fn prefetch_at<T>(at: *const T, count: usize) {
     #[cfg(target_arch = "x86_64")]
     for offset in (0..count * size_of::<T>()).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let place = data.as_ptr().wrapping_add(at).wrapping_byte_add(offset);
         // SAFETY: nothing is read; any address will do, and every such processor has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(offset).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (data, at, count);
+    let _ = (at, count);
 }
 
 /// Asks for the cache line of an address, to be written. The standard library's function gives the instruction for reading.

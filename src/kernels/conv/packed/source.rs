@@ -11,6 +11,7 @@ use half::bf16;
 
 use super::layout::{Part, RowPanels, Taps};
 use super::rows::{self, Bf16Pairs, Bf16Rows, Move, RowPanel, Stored, Widened};
+use crate::kernels::cpu::prefetch::{is_far, prefetch_at};
 use crate::kernels::cpu::vector::{Vector, with_bf16_vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, as_f32_mut};
 
@@ -128,6 +129,7 @@ unsafe fn pack<L: RowPanel, V: Vector>(
     moves_of: &[Vec<Move>],
     out: *mut L::Place,
 ) {
+    let far = is_far::<L::Input>(channel);
     // An image after the other, each in the order of its memory: processors load ahead along it.
     for (index, moves) in moves_of.iter().enumerate() {
         let is_image = index + 1 < moves_of.len();
@@ -145,6 +147,12 @@ unsafe fn pack<L: RowPanel, V: Vector>(
                 let row = |c: usize| x.wrapping_add(index * image + c * channel + y * width);
                 let second = (per == 2 && first + 1 < channels.end).then(|| row(first + 1));
                 let rows = [Some(row(first)), second];
+                // A single vector is copied in no more time than asking takes.
+                if far && moves.len() > 1 {
+                    for next in first + per..first + 2 * per {
+                        prefetch_at(row(next), width);
+                    }
+                }
                 // One loop for each kind of load, so that `step` is a constant in it.
                 macro_rules! copy_row {
                     ($step:expr) => {

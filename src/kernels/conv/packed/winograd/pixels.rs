@@ -3,6 +3,7 @@
 
 use super::super::rows::{Stored, bits};
 use super::grid::{TileGrid, VectorTiles};
+use crate::kernels::cpu::prefetch::{is_far, prefetch_at};
 use crate::kernels::cpu::vector::Vector;
 use crate::kernels::gemm::micro::Rounded;
 
@@ -62,6 +63,22 @@ impl TileGrid {
             }
         }
         tile
+    }
+
+    /// Asks for the next channel's pixels of tiles, those that are not halo: that is other tiles' own. `x` and `image` as
+    /// [`Self::read`] has them.
+    #[inline(always)]
+    pub(super) fn prefetch_next<S>(&self, place: VectorTiles, x: *const S, image: usize) {
+        let (height, width) = self.size;
+        if !is_far::<S>(height * width) {
+            return;
+        }
+        for y in height + 2 * place.row..height + height.min(2 * place.row + 2) {
+            for n in 0..place.images {
+                let at = x.wrapping_add(n * image + y * width + 2 * place.column);
+                prefetch_at(at, width.min(32));
+            }
+        }
     }
 
     /// Writes the pixels, of tiles of two by two, that lie in the images. Whether they are all finite.

@@ -167,6 +167,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         for (index, channel) in self.inputs.clone().enumerate() {
             let from = (place.image * shape.c_in + channel) * shape.height * shape.width;
             let x = self.x.as_ptr().wrapping_add(from);
+            self.of_x.prefetch_next(place, x, shape.image());
             // SAFETY: the images of a place are in the run.
             let d = unsafe { self.of_x.read::<V, S, 4>(place, x, shape.image()) };
             // SAFETY: the features.
@@ -190,6 +191,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
             for (row, channel) in channels.take(16).enumerate() {
                 let from = (place.image * shape.c_out + channel) * shape.pixels();
                 let grad = self.grad.as_ptr().wrapping_add(from);
+                self.of_grad.prefetch_next(place, grad, shape.out_image());
                 // SAFETY: the images of a place are in the run.
                 let y = unsafe { self.of_grad.read::<V, G, 2>(place, grad, shape.out_image()) };
                 for (transpose, y) in transposes.iter_mut().zip(y.as_flattened()) {
