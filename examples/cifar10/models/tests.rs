@@ -77,9 +77,9 @@ fn networks_have_the_parameters_of_pytorchs() -> Result<()> {
     Ok(())
 }
 
-/// Weights of a network, in `F32`. Norms shift by so many standard deviations. By three, hardly a number is so close to
-/// the bend of a relu that rounding takes it across: each that does changes gradients by more than rounding does. By two,
-/// such numbers were most of the error of pre-activation ResNets.
+/// Weights of a network, in `F32`, whose norms shift by `shift` standard deviations. At 3, rounding hardly ever moves a
+/// number across the bend of a relu. Each that it does changes gradients by more than rounding. At 2, such crossings were
+/// most of the error of pre-activation ResNets.
 fn weights(architecture: Architecture, shift: f32) -> Result<VarMap> {
     let varmap = VarMap::new();
     random::manual_seed(1);
@@ -192,7 +192,7 @@ const WITHOUT: [Smallest; 19] = [
 /// them, the gradient of each variable has twice that bound: a wrong one must not hide behind larger ones.
 fn check(&(name, side, depth): &Smallest, maxima: bool) -> anyhow::Result<()> {
     let _fork = random::fork_rng_guard();
-    // By three, a window of GoogLeNet has two largest numbers that F32 takes for one another.
+    // At 3, the two largest numbers of one of GoogLeNet's windows differ by less than F32 can tell.
     let shift = if maxima { 2. } else { 3. };
     let varmap = weights(named(name), shift)?;
     let wide = VarMap::new();

@@ -1,19 +1,20 @@
 //! Memory asked for before it is needed.
 #![allow(unsafe_code)]
 
-/// Asks for the cache lines of `count` elements from `at` on, which may lie beyond the slice. A hint: a
-/// processor asks ahead by itself, but not across pages, and not along as many places at once.
+/// Asks for the cache lines of `count` elements from `at` on, which may lie beyond the slice; where the first is not at
+/// the start of a line, the last line may be left out. A hint: a processor asks ahead by itself, but not across pages, and
+/// not along as many places at once.
 #[inline(always)]
 pub(in crate::kernels) fn prefetch<T>(data: &[T], at: usize, count: usize) {
     prefetch_at(data.as_ptr().wrapping_add(at), count);
 }
 
-/// Whether the next of planes of so many elements is so far that it is worth asking for: most often in another page.
+/// Whether planes of so many elements are far enough apart to ask for the next: it is often in another page.
 pub(in crate::kernels) fn is_far<T>(plane: usize) -> bool {
     plane * size_of::<T>() >= 2048
 }
 
-/// As [`prefetch`], from an address on, whatever is there.
+/// As [`prefetch`], from any address, whatever is there.
 #[inline(always)]
 pub(in crate::kernels) fn prefetch_at<T>(at: *const T, count: usize) {
     #[cfg(target_arch = "x86_64")]

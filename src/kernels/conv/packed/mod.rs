@@ -163,14 +163,14 @@ impl ConvPass {
         let (height, width) = self.out_size;
         let channels = self.groups * self.outs;
         let images = out.len() / (channels * height * width).max(1);
-        // What pixels of no phase are.
+        // The value of pixels that belong to no phase.
         let background = |channel: usize| {
             MaybeUninit::new(O::narrowed(bias.map_or(0.0, |bias| bias[channel % channels])))
         };
         let Some(Phase { at: (first, _), taps: Taps { out_step: stride, .. }, .. }) =
             phases.first()
         else {
-            for (channel, out) in out.chunks_mut((height * width).max(1)).enumerate() {
+            for (channel, out) in out.chunks_mut(height * width).enumerate() {
                 out.fill(background(channel));
             }
             return;
@@ -385,7 +385,12 @@ mod tests {
         for width in 1..9 {
             for stride in [1, 2, 3, 5, 100_000] {
                 let phases: Vec<usize> = (0..stride.min(width)).collect();
-                for kept in [phases.clone(), phases.iter().copied().step_by(2).collect(), vec![]] {
+                for kept in [
+                    phases.clone(),
+                    phases.iter().copied().step_by(2).collect(),
+                    phases[1..].to_vec(),
+                    vec![],
+                ] {
                     let rows: Vec<Vec<usize>> = kept
                         .iter()
                         .map(|phase| {

@@ -77,8 +77,8 @@ impl<S: Stored + 'static> NchwImages<'_, S> {
     ) {
         let (len, (height, width)) = (part.columns.len(), self.size);
         let words = self.channels.len().div_ceil(per);
-        // A move for each vector of a line, an image after the other, and those of the padding.
-        let mut moves = vec![Vec::new(); part.images + 1];
+        // A move for each vector of a line, those of an image together. The last image has the padding's too.
+        let mut moves = vec![Vec::new(); part.images];
         for (column, &(offset, _)) in taps.columns.iter().enumerate() {
             let first = (part.columns.start * taps.step) as isize + offset;
             let place = |position: usize| {
@@ -87,30 +87,38 @@ impl<S: Stored + 'static> NchwImages<'_, S> {
                     + position % 16
             };
             for (image, moves) in moves.iter_mut().enumerate() {
-                let (width, count) = match image < part.images {
-                    true => (width, len),
-                    false => (0, row_panels.line - image * len),
-                };
                 let row = (first, taps.step, width);
-                rows::moves(row, (image * len, count), L::LANES, place, moves);
+                rows::moves(row, (image * len, len), L::LANES, place, moves);
+            }
+            if let Some(moves) = moves.last_mut() {
+                let padding = (part.images * len, row_panels.line - part.images * len);
+                rows::moves((first, taps.step, 0), padding, L::LANES, place, moves);
             }
         }
         assert!(row_panels.len(taps.columns.len() * words) <= out.len());
         assert!(part.images * self.image <= x.len());
         let images = (x.as_ptr(), self.image, height * width);
         let row_panels = (row_panels.slots.as_slice(), row_panels.row_panel, row_panels.slot);
+        // The pixels of a row that some position meets.
+        let offsets = || taps.columns.iter().map(|&(offset, _)| offset);
+        let pixel = |position: usize, offset: Option<isize>| {
+            let pixel = (position * taps.step) as isize + offset.unwrap_or(0);
+            pixel.clamp(0, width as isize) as usize
+        };
+        let met =
+            pixel(part.columns.start, offsets().min())..pixel(part.columns.end, offsets().max());
         let shape = (self.channels.clone(), per, self.size, taps.step);
         let out = out.as_mut_ptr();
         if L::BF16 {
             // SAFETY: the features of the vectors. Rows lie in the images of `x`, lines in the row panels of `out`, as
             // asserted.
             with_bf16_vectors!(V => unsafe {
-                pack::<L, V>(images, &shape, row_panels, &moves, out)
+                pack::<L, V>(images, &shape, row_panels, (&moves, &met), out)
             });
         } else {
             // SAFETY: as above.
             with_vectors!(isa.vectors(), V => unsafe {
-                pack::<L, V>(images, &shape, row_panels, &moves, out)
+                pack::<L, V>(images, &shape, row_panels, (&moves, &met), out)
             });
         }
     }
@@ -126,18 +134,16 @@ unsafe fn pack<L: RowPanel, V: Vector>(
     (x, image, channel): (*const L::Input, usize, usize),
     &(ref channels, per, (height, width), step): &(Range<usize>, usize, (usize, usize), usize),
     (slots, row_panel, line): (&[isize], usize, usize),
-    moves_of: &[Vec<Move>],
+    (moves_of, met): (&[Vec<Move>], &Range<usize>),
     out: *mut L::Place,
 ) {
     let far = is_far::<L::Input>(channel);
-    // An image after the other, each in the order of its memory: processors load ahead along it.
+    // One image after another, each in the order of its memory, so that the processor loads ahead by itself.
     for (index, moves) in moves_of.iter().enumerate() {
-        let is_image = index + 1 < moves_of.len();
         for (word, first) in channels.clone().step_by(per).enumerate() {
             for (slot, &y) in slots.iter().enumerate() {
-                let y = usize::try_from(y).ok().filter(|&y| y < height);
                 let dst = out.wrapping_add(word * row_panel + slot * line);
-                let (Some(y), true) = (y, is_image) else {
+                let Some(y) = usize::try_from(y).ok().filter(|&y| y < height) else {
                     for &by in moves {
                         // SAFETY: the caller's.
                         unsafe { L::clear::<V>(by, dst) };
@@ -147,10 +153,10 @@ unsafe fn pack<L: RowPanel, V: Vector>(
                 let row = |c: usize| x.wrapping_add(index * image + c * channel + y * width);
                 let second = (per == 2 && first + 1 < channels.end).then(|| row(first + 1));
                 let rows = [Some(row(first)), second];
-                // A single vector is copied in no more time than asking takes.
+                // Copying a single vector takes no longer than prefetching the next.
                 if far && moves.len() > 1 {
                     for next in first + per..first + 2 * per {
-                        prefetch_at(row(next), width);
+                        prefetch_at(row(next).wrapping_add(met.start), met.len());
                     }
                 }
                 // One loop for each kind of load, so that `step` is a constant in it.

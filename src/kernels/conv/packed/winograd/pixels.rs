@@ -65,7 +65,7 @@ impl TileGrid {
         tile
     }
 
-    /// Asks for the next channel's pixels of tiles, those that are not halo: that is other tiles' own. `x` and `image` as
+    /// Asks for the next channel's pixels of tiles, without the halo, for which other tiles ask. `x` and `image` as
     /// [`Self::read`] has them.
     #[inline(always)]
     pub(super) fn prefetch_next<S>(&self, place: VectorTiles, x: *const S, image: usize) {
