@@ -77,9 +77,8 @@ fn networks_have_the_parameters_of_pytorchs() -> Result<()> {
     Ok(())
 }
 
-/// Weights of a network, in `F32`, whose norms shift by `shift` standard deviations. At 3, rounding hardly ever moves a
-/// number across the bend of a relu. Each that it does changes gradients by more than rounding. At 2, such crossings were
-/// most of the error of pre-activation ResNets.
+/// Weights of a network, in `F32`. Norms shift by `shift` standard deviations, so that rounding moves few numbers across
+/// the bend of a relu: each that it does changes gradients by more than rounding.
 fn weights(architecture: Architecture, shift: f32) -> Result<VarMap> {
     let varmap = VarMap::new();
     random::manual_seed(1);
@@ -185,6 +184,11 @@ const WITHOUT: [Smallest; 19] = [
     ("vit-tiny", 32, 24.),
 ];
 
+/// Networks with fewer negative numbers: with norms that shift by 2, numbers that rounding moves across the bend of a relu
+/// are most of the error. With norms that shift by 3, hardly a number is negative, and networks would not show a wrong
+/// gradient of relu in 16 bits.
+const FEW_NEGATIVE: [&str; 3] = ["preact-resnet18", "preact-resnet50", "dla-simple"];
+
 /// A norm undoes what layers before it did to the size of an error, so logits of any depth are within two epsilon of
 /// 16 bits; in `F32`, where sums are no more exact than their terms, within sixteen. Errors of gradients come from each
 /// product, and independent ones add up as a root does: within four epsilon, or sixteen, times the root of the products. Of
@@ -192,8 +196,7 @@ const WITHOUT: [Smallest; 19] = [
 /// them, the gradient of each variable has twice that bound: a wrong one must not hide behind larger ones.
 fn check(&(name, side, depth): &Smallest, maxima: bool) -> anyhow::Result<()> {
     let _fork = random::fork_rng_guard();
-    // At 3, the two largest numbers of one of GoogLeNet's windows differ by less than F32 can tell.
-    let shift = if maxima { 2. } else { 3. };
+    let shift = if FEW_NEGATIVE.contains(&name) { 3. } else { 2. };
     let varmap = weights(named(name), shift)?;
     let wide = VarMap::new();
     for (name, var) in varmap.data().lock().expect("no thread has panicked").iter() {
