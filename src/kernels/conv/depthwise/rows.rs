@@ -23,14 +23,15 @@ use candle_core::{Result, Tensor};
 
 use super::super::packed::Stored;
 use super::super::shape::Shape;
-use super::{widened, with_parts};
+use super::widened;
 use crate::kernels::cpu::dtype::{Element, Elements, tensor, with_near, with_single};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
+use crate::kernels::cpu::prefetch::{is_far, prefetch_at};
 use crate::kernels::cpu::simd::GRAIN;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
-use crate::kernels::gemm::micro::Rounded;
+use crate::kernels::gemm::micro::{Rounded, as_f32_mut, with_words};
 
 /// Lanes of a vector.
 const LANES: usize = 16;
@@ -94,12 +95,13 @@ fn convolve<O: Rounded>(
         let (image, taps) = (shape.height * shape.width, weight.len() / shape.c_in);
         let per_task = GRAIN.div_ceil(pixels);
         let run = |task: usize, out: &mut [MaybeUninit<O>]| {
-            with_parts([plane.len()], |[padded]| {
+            with_words([plane.len()], |[padded]| {
+                let padded = &mut as_f32_mut(padded)[..plane.len()];
                 padded.fill(0.0);
                 for (i, out) in out.chunks_exact_mut(pixels).enumerate() {
                     let at = task * per_task + i;
                     let channel = at % shape.c_in;
-                    plane.fill(&x[at * image..][..image], padded, vectors);
+                    plane.fill(&x[at * image..], image, padded, vectors);
                     let weight = &weight[channel * taps..][..taps];
                     let bias = bias.map_or(0.0, |bias| bias[channel]);
                     match plane.kernel {
@@ -139,13 +141,15 @@ pub(in super::super) fn wgrad(
         let (image, taps) = (shape.height * shape.width, shape.kernel_height * shape.kernel_width);
         let channels = parallel::map(shape.c_in, |channel| {
             let mut sums = vec![0.0; taps];
-            with_parts([plane.len(), taps * LANES], |[padded, lanes]| {
+            with_words([plane.len(), taps * LANES], |[padded, lanes]| {
+                let padded = &mut as_f32_mut(padded)[..plane.len()];
+                let lanes = as_f32_mut(lanes);
                 padded.fill(0.0);
                 lanes.fill(0.0);
                 let mut terms = 0;
                 for at in (0..shape.batch).map(|image| image * shape.c_in + channel) {
-                    plane.fill(&x[at * image..][..image], padded, vectors);
-                    let grad = &grad[at * pixels..][..pixels];
+                    plane.fill(&x[at * image..], shape.c_in * image, padded, vectors);
+                    let grad = &grad[at * pixels..];
                     for first in (0..shape.out_height).step_by(STRIP) {
                         let rows = STRIP.min(shape.out_height - first);
                         for column in (0..shape.out_width).step_by(LANES) {
@@ -154,7 +158,8 @@ pub(in super::super) fn wgrad(
                                 terms = 0;
                             }
                             terms += rows;
-                            let strip = Strip { first, rows, column };
+                            let next = shape.c_in * pixels;
+                            let strip = Strip { first, rows, column, next };
                             match plane.kernel {
                                 3 => plane.wgrad::<S, 3>(padded, grad, strip, lanes, vectors),
                                 _ => plane.wgrad::<S, 5>(padded, grad, strip, lanes, vectors),
@@ -194,15 +199,20 @@ struct Strip {
     first: usize,
     rows: usize,
     column: usize,
+    /// Elements to the same place of the gradient that the next image has.
+    next: usize,
 }
 
-/// A plane with its padding. Its rows are padded to whole output vectors; lanes past the edge read zeros.
+/// A plane with its padding. Its rows are padded to whole output vectors; lanes past the edge read zeros. The first pixel
+/// of a row is at the start of a cache line: a vector that lies in two takes twice as long to load.
 struct Plane {
     kernel: usize,
     size: (usize, usize),
     padding: (usize, usize),
     out_size: (usize, usize),
     pitch: usize,
+    /// Elements before the padding of the first row.
+    origin: usize,
 }
 
 impl Plane {
@@ -212,32 +222,45 @@ impl Plane {
             size: (shape.height, shape.width),
             padding: shape.geometry.padding,
             out_size: (shape.out_height, shape.out_width),
-            pitch: shape.out_width.next_multiple_of(LANES) + shape.kernel_width - 1,
+            pitch: shape.out_width.next_multiple_of(LANES) + LANES,
+            origin: LANES - shape.geometry.padding.1,
         }
     }
 
     /// Elements of the buffer.
     fn len(&self) -> usize {
-        (self.out_size.0 + self.kernel - 1) * self.pitch
+        self.origin + (self.out_size.0 + self.kernel - 1) * self.pitch
     }
 
-    /// Writes `image`, widened, into the buffer, whose padding is left.
-    fn fill<S: Stored>(&self, image: &[S], padded: &mut [f32], vectors: Vectors) {
-        let ((height, width), (above, left)) = (self.size, self.padding);
-        assert!(image.len() == height * width && padded.len() == self.len());
-        assert!(height + above < self.out_size.0 + self.kernel && left + width <= self.pitch);
-        let (from, to) = (image.as_ptr(), padded[above * self.pitch + left..].as_mut_ptr());
-        with_vectors!(vectors, V => for row in 0..height {
-            for column in (0..width).step_by(LANES) {
-                let mask = first_lanes(width - column);
+    /// Where the padding of a row starts.
+    fn row(&self, row: usize) -> usize {
+        self.origin + row * self.pitch
+    }
+
+    /// Writes the first plane of `planes`, widened, into the buffer, whose padding is left. Asks for the plane that comes
+    /// `next` elements later.
+    fn fill<S: Stored>(&self, planes: &[S], next: usize, padded: &mut [f32], vectors: Vectors) {
+        let ((height, width), (above, left), pitch) = (self.size, self.padding, self.pitch);
+        assert!(planes.len() >= height * width && padded.len() == self.len());
+        assert!(height + above < self.out_size.0 + self.kernel && left + width <= pitch);
+        let (from, to) = (planes.as_ptr(), padded[self.row(above) + left..].as_mut_ptr());
+        let next = self.ahead::<S>(next, height * width);
+        with_vectors!(vectors, V => for column in (0..width).step_by(LANES) {
+            let mask = first_lanes(width - column);
+            let (mut from, mut to) = (from.wrapping_add(column), to.wrapping_add(column));
+            for _ in 0..height {
+                prefetch_at(from.wrapping_add(next), 1);
                 // SAFETY: the elements of the mask lie in the row, in the image as in the buffer: the second assertion
                 // says that the buffer's rows have room for it.
-                unsafe {
-                    let pixels = S::load::<V>(from.add(row * width + column), mask);
-                    pixels.store_masked(to.add(row * self.pitch + column), mask);
-                }
+                unsafe { S::load::<V>(from, mask).store_masked(to, mask) };
+                (from, to) = (from.wrapping_add(width), to.wrapping_add(pitch));
             }
         });
+    }
+
+    /// Elements to what is asked for while a plane is read: to where it is itself, unless planes are far apart.
+    fn ahead<S>(&self, next: usize, plane: usize) -> usize {
+        if is_far::<S>(plane) { next } else { 0 }
     }
 
     /// Writes `first` plus the sum of the products, rounded.
@@ -252,7 +275,7 @@ impl Plane {
         let (height, width) = self.out_size;
         assert!(padded.len() == self.len() && out.len() == height * width);
         assert!(weight.len() == K * K && self.kernel == K);
-        let (from, to) = (padded.as_ptr(), out.as_mut_ptr().cast::<O>());
+        let (from, to) = (padded[self.row(0)..].as_ptr(), out.as_mut_ptr().cast::<O>());
         with_vectors!(vectors, V => {
             let mut column = 0;
             while column < width {
@@ -278,17 +301,18 @@ impl Plane {
         &self,
         padded: &[f32],
         grad: &[G],
-        Strip { first, rows, column }: Strip,
+        Strip { first, rows, column, next }: Strip,
         lanes: &mut [f32],
         vectors: Vectors,
     ) {
         let (height, width) = self.out_size;
-        assert!(padded.len() == self.len() && grad.len() == height * width);
+        assert!(padded.len() == self.len() && grad.len() >= height * width);
         assert!(lanes.len() == K * K * LANES && self.kernel == K);
         assert!(first + rows <= height && column < width);
         let mask = first_lanes(width - column);
-        let plane = padded[first * self.pitch + column..].as_ptr();
+        let plane = padded[self.row(first) + column..].as_ptr();
         let grad = grad[first * width + column..].as_ptr();
+        let (pitch, next) = (self.pitch, self.ahead::<G>(next, height * width));
         with_vectors!(vectors, V => {
             // SAFETY: the features. The buffer has `rows + K - 1` rows from `first` on, of whole vectors and `K - 1`
             // elements more; the gradient has `rows` rows, and lanes of the mask lie in them. `lanes` has 16 for
@@ -299,24 +323,46 @@ impl Plane {
                     *sum = V::load(lanes.as_ptr().add(tap * LANES));
                 }
                 let mut above = [V::zero(); K];
-                for row in 0..rows + K - 1 {
-                    for dy in (1..K).rev() {
-                        above[dy] = above[dy - 1];
-                    }
-                    above[0] = if row < rows { G::load(grad.add(row * width), mask) } else { V::zero() };
-                    let line = plane.add(row * self.pitch);
-                    for dx in 0..K {
-                        let x = V::load(line.add(dx));
-                        for dy in 0..K {
-                            sums[dy][dx] = x.mul_add(above[dy], sums[dy][dx]);
-                        }
-                    }
+                for row in 0..rows {
+                    let grad = grad.add(row * width);
+                    prefetch_at(grad.wrapping_add(next), 1);
+                    add_row(&mut sums, &mut above, plane.add(row * pitch), G::load(grad, mask));
+                }
+                for row in rows..rows + K - 1 {
+                    add_row(&mut sums, &mut above, plane.add(row * pitch), V::zero());
                 }
                 for (tap, sum) in sums.as_flattened().iter().enumerate() {
                     sum.store(lanes.as_mut_ptr().add(tap * LANES));
                 }
             }
         });
+    }
+}
+
+/// Adds the products of a row of the plane with the row of the gradient that starts there, `grad`, and those before it,
+/// of which `above` is a list. Sums and that list are by tap.
+///
+/// # Safety
+/// The features of `V`; a vector and `K - 1` elements can be read from `line` on.
+#[inline(always)]
+unsafe fn add_row<V: Vector, const K: usize>(
+    sums: &mut [[V; K]; K],
+    above: &mut [V; K],
+    line: *const f32,
+    grad: V,
+) {
+    for dy in (1..K).rev() {
+        above[dy] = above[dy - 1];
+    }
+    above[0] = grad;
+    for dx in 0..K {
+        // SAFETY: the caller's.
+        unsafe {
+            let x = V::load(line.add(dx));
+            for dy in 0..K {
+                sums[dy][dx] = x.mul_add(above[dy], sums[dy][dx]);
+            }
+        }
     }
 }
 
@@ -356,9 +402,14 @@ unsafe fn down<V: Vector, O: Rounded, const K: usize, const N: usize>(
             }
             if row + 1 >= K {
                 let line = to.add((row + 1 - K) * width);
-                for n in 0..N {
-                    let mask = if n + 1 == N { mask } else { u16::MAX };
-                    O::store(line.add(n * LANES), mask, sums[K - 1][n]);
+                match sums[K - 1].as_chunks().0 {
+                    [pair] if mask == u16::MAX => O::store_pair(line, *pair),
+                    _ => {
+                        for n in 0..N {
+                            let mask = if n + 1 == N { mask } else { u16::MAX };
+                            O::store(line.add(n * LANES), mask, sums[K - 1][n]);
+                        }
+                    }
                 }
             }
             for dy in (1..K).rev() {
