@@ -170,7 +170,7 @@ impl WinogradConv<'_> {
             for (n, &place) in places.iter().enumerate() {
                 let from = (place.image * self.ins + channel) * pixels;
                 let x = x.as_ptr().wrapping_add(from);
-                self.grid.prefetch_next(place, x, self.ins * pixels);
+                self.grid.prefetch_ahead(place, x, self.ins * pixels);
                 // SAFETY: the images of a place are in the batch.
                 let d = unsafe { self.grid.read::<V, S, 4>(place, x, self.ins * pixels) };
                 // SAFETY: the features.

@@ -65,18 +65,18 @@ impl TileGrid {
         tile
     }
 
-    /// Asks for the next channel's pixels of tiles, without the halo, for which other tiles ask. `x` and `image` as
-    /// [`Self::read`] has them.
+    /// Asks for the pixels of tiles that are two channels further, without the halo, for which other tiles ask. `x` and
+    /// `image` as [`Self::read`] has them.
     #[inline(always)]
-    pub(super) fn prefetch_next<S>(&self, place: VectorTiles, x: *const S, image: usize) {
+    pub(super) fn prefetch_ahead<S>(&self, place: VectorTiles, x: *const S, image: usize) {
         let (height, width) = self.size;
         if !is_far::<S>(height * width) {
             return;
         }
-        for y in height + 2 * place.row..height + height.min(2 * place.row + 2) {
+        let x = x.wrapping_add(2 * height * width + 2 * place.column);
+        for y in 2 * place.row..height.min(2 * place.row + 2) {
             for n in 0..place.images {
-                let at = x.wrapping_add(n * image + y * width + 2 * place.column);
-                prefetch_at(at, width.min(32));
+                prefetch_at(x.wrapping_add(n * image + y * width), width.min(32));
             }
         }
     }

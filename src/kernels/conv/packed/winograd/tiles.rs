@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::super::rows::Stored;
 use crate::kernels::conv::shape::Shape;
+use crate::kernels::cpu::prefetch::prefetch_at;
 use crate::kernels::cpu::vector::{Vector, first_lanes};
 
 /// The tiles of two by two output pixels of images, counted along rows.
@@ -70,6 +71,15 @@ impl Tiles {
             }
         }
         pixels
+    }
+
+    /// Asks for two rows of two pixels that the tile below reads and no other has read: two rows below these, which are the
+    /// last that a tile reads. Those of the lowest tiles are the next image's.
+    #[inline(always)]
+    pub(super) fn prefetch_below<S>(&self, x: *const S, rows: [Option<usize>; 2], channels: usize) {
+        for pixel in rows.into_iter().flatten() {
+            prefetch_at(x.wrapping_add((pixel + 2 * self.size.1) * channels), 2 * channels);
+        }
     }
 
     /// The pixels that a tile writes.

@@ -167,7 +167,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         for (index, channel) in self.inputs.clone().enumerate() {
             let from = (place.image * shape.c_in + channel) * shape.height * shape.width;
             let x = self.x.as_ptr().wrapping_add(from);
-            self.of_x.prefetch_next(place, x, shape.image());
+            self.of_x.prefetch_ahead(place, x, shape.image());
             // SAFETY: the images of a place are in the run.
             let d = unsafe { self.of_x.read::<V, S, 4>(place, x, shape.image()) };
             // SAFETY: the features.
@@ -191,7 +191,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
             for (row, channel) in channels.take(16).enumerate() {
                 let from = (place.image * shape.c_out + channel) * shape.pixels();
                 let grad = self.grad.as_ptr().wrapping_add(from);
-                self.of_grad.prefetch_next(place, grad, shape.out_image());
+                self.of_grad.prefetch_ahead(place, grad, shape.out_image());
                 // SAFETY: the images of a place are in the run.
                 let y = unsafe { self.of_grad.read::<V, G, 2>(place, grad, shape.out_image()) };
                 for (transpose, y) in transposes.iter_mut().zip(y.as_flattened()) {
@@ -221,6 +221,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         let (x, all) = (self.x.as_ptr(), self.shape.c_in);
         for (index, tile) in own.enumerate() {
             let pixels = tiles.read(tiles.tile(tile));
+            tiles.prefetch_below(x, [pixels[2][1], pixels[3][1]], all);
             for first in self.inputs.clone().step_by(16) {
                 // SAFETY: the features; the pixels lie in the images of the run.
                 let v = unsafe {
@@ -241,6 +242,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         let (grad, all) = (self.grad.as_ptr(), self.shape.c_out);
         for (index, tile) in own.enumerate() {
             let pixels = tiles.written(tiles.tile(tile));
+            tiles.prefetch_below(grad, [pixels[0][0], pixels[1][0]], all);
             for first in self.channels.clone().step_by(16) {
                 // SAFETY: the features; the pixels lie in the images of the run.
                 let m = unsafe {
