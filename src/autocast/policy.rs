@@ -151,6 +151,8 @@ pointwise!(with_pointwise [
     BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits 16 bits";
     /// [`ops::batch_norm_relu`](crate::ops::batch_norm_relu).
     BatchNormRelu "batch_norm_relu" FullMath Keep "a batch norm, an add and a selection, rounded once";
+    /// [`ops::batch_norm_relu6`](crate::ops::batch_norm_relu6).
+    BatchNormRelu6 "batch_norm_relu6" FullMath Keep "a batch norm and a selection, rounded once";
     /// [`ops::layer_norm`](crate::ops::layer_norm).
     LayerNorm "layer_norm" FullMath Full "statistics over a row need F32; the result fits 16 bits";
     /// [`ops::rms_norm`](crate::ops::rms_norm).

@@ -202,6 +202,23 @@ impl BatchNorm {
         }
     }
 
+    /// The layer and a relu6: [`ops::batch_norm_relu6`] where `train`, else, and where ranks share their statistics,
+    /// operators one after the other.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ops::batch_norm_relu6`]; the averages are untouched then.
+    pub fn forward_relu6_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        if !train || self.ranks.is_some() {
+            return ops::relu6(&self.forward_t(x, train)?);
+        }
+        let (weight, bias) = self.weight_and_bias().unzip();
+        let affine = Affine { weight, bias };
+        let (y, statistics) = ops::batch_norm_relu6_of(self.format, x, affine, self.eps)?;
+        self.remember(&statistics)?;
+        Ok(y)
+    }
+
     /// Updates the running averages.
     fn remember(&self, of: &ops::OfBatch) -> Result<()> {
         if autograd::is_recomputing() {

@@ -185,6 +185,21 @@ pub fn batch_norm_relu(
     Ok((y, of.vectors()?))
 }
 
+/// [`ops::batch_norm_relu6`](super::batch_norm_relu6): `x (n, …, c)`.
+///
+/// # Precision
+///
+/// As [`ops::batch_norm_relu6`](super::batch_norm_relu6).
+pub fn batch_norm_relu6(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, BatchStatistics)> {
+    let (y, of) = norm::batch_norm_relu6_of(ChannelsLast, x, Affine { weight, bias }, eps)?;
+    Ok((y, of.vectors()?))
+}
+
 /// [`ops::batch_norm_eval`](super::batch_norm_eval): `x (n, …, c)`.
 ///
 /// # Precision

@@ -9,7 +9,7 @@ use super::elementwise::relu_backward;
 use crate::Op;
 use crate::autograd::{self, Backward, Gradient, Operator, apply};
 use crate::error::bail;
-use crate::kernels::batch_norm::{self as kernel, Affine, Running};
+use crate::kernels::batch_norm::{self as kernel, Affine, Finish, Rectifier, Running};
 use crate::kernels::tensors::format::Format;
 use crate::kernels::{accumulator, cast};
 
@@ -139,27 +139,90 @@ pub fn batch_norm_relu(
 pub(crate) fn batch_norm_relu_of(
     format: Format,
     x: &Tensor,
+    affine: Affine<'_>,
+    residual: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, OfBatch)> {
+    batch_norm_rectified(format, x, affine, residual, eps, Rectifier::Relu)
+}
+
+/// [`batch_norm`] and a [`relu6`](super::relu6): how the layers of a mobile network end, in one pass over memory.
+///
+/// # Shapes, errors
+///
+/// As [`batch_norm`].
+///
+/// # Precision
+///
+/// As [`batch_norm`], and rounded once. The gradient is 0 where the result, rounded, is 0 or 6; where the result is NaN its
+/// gradient is passed on, as by [`relu6`](super::relu6).
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{Device, Tensor};
+///
+/// let x = Tensor::new(&[[1f32], [3.0]], &Device::Cpu)?; // normalised: -1, 1
+/// let weight = Tensor::new(&[10f32], &Device::Cpu)?;
+/// let (y, _) = ops::batch_norm_relu6(&x, Some(&weight), None, 0.0)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[0.0], [6.0]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.nn.functional.relu6` of `torch.nn.functional.batch_norm`.
+pub fn batch_norm_relu6(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, BatchStatistics)> {
+    let affine = Affine { weight, bias };
+    let (y, of) = batch_norm_relu6_of(Format::ChannelsFirst, x, affine, eps)?;
+    Ok((y, of.vectors()?))
+}
+
+pub(crate) fn batch_norm_relu6_of(
+    format: Format,
+    x: &Tensor,
+    affine: Affine<'_>,
+    eps: f64,
+) -> Result<(Tensor, OfBatch)> {
+    batch_norm_rectified(format, x, affine, None, eps, Rectifier::Relu6)
+}
+
+/// With a residual, the rectifier is relu.
+fn batch_norm_rectified(
+    format: Format,
+    x: &Tensor,
     Affine { weight, bias }: Affine<'_>,
     residual: Option<&Tensor>,
     eps: f64,
+    by: Rectifier,
 ) -> Result<(Tensor, OfBatch)> {
     check_eps(eps)?;
     let statistics = Arc::new(OnceLock::new());
     let (mode, weighted) = (Mode::Train(statistics.clone()), weight.is_some());
-    let op = Op::BatchNormRelu;
+    let op = match by {
+        Rectifier::Relu => Op::BatchNormRelu,
+        Rectifier::Relu6 => Op::BatchNormRelu6,
+    };
     let norm = BatchNorm { op, format, eps, mode, weight: weighted };
     let inputs: Vec<&Tensor> = [Some(x), residual, weight, bias].into_iter().flatten().collect();
-    let y = apply(BatchNormRelu { norm, residual: residual.is_some() }, &inputs)?;
+    let y = apply(RectifiedBatchNorm { norm, residual: residual.is_some(), by }, &inputs)?;
     Ok((y, OfBatch::taken(&statistics)?))
 }
 
 /// Its inputs are `x`, the residual if any, and the parameters.
-struct BatchNormRelu {
+struct RectifiedBatchNorm {
     norm: BatchNorm,
     residual: bool,
+    by: Rectifier,
 }
 
-impl Operator for BatchNormRelu {
+impl Operator for RectifiedBatchNorm {
     type Saved = Saved;
     const KEEPS_OUTPUT: bool = true;
 
@@ -182,13 +245,13 @@ impl Operator for BatchNormRelu {
             check_operand(self.op(), x, "residual", residual, true)?;
             check_dims(self.op(), "residual", residual, x.dims())?;
         }
-        let finish = residual.map_or(kernel::Finish::Relu, kernel::Finish::AddRelu);
+        let finish = residual.map_or(Finish::Rectified(self.by), Finish::AddRelu);
         self.norm.normalise(x, parameters, finish)
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
         if !self.residual {
-            return self.norm.gradients(ctx, Some(ctx.kept_output()?));
+            return self.norm.gradients(ctx, Some((self.by, ctx.kept_output()?)));
         }
         let gradient = relu_backward(ctx)?;
         let mut wants = vec![ctx.wants[0]];
@@ -290,7 +353,7 @@ impl Operator for BatchNorm {
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
-        self.normalise(&inputs[0], &inputs[1..], kernel::Finish::Plain)
+        self.normalise(&inputs[0], &inputs[1..], Finish::Plain)
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
@@ -299,12 +362,11 @@ impl Operator for BatchNorm {
 }
 
 impl BatchNorm {
-    /// The gradients of `x` and of the parameters; of what `y`, where it is given, is the output of, with
-    /// relu.
+    /// The gradients of `x` and of the parameters; with a rectifier, that of its output is given, and the output.
     fn gradients(
         &self,
         ctx: &Backward<'_, Saved>,
-        y: Option<&Tensor>,
+        rectified: Option<(Rectifier, &Tensor)>,
     ) -> Result<Vec<Option<Gradient>>> {
         let Saved { x, weight, bias, statistics } = ctx.saved;
         let (weight, bias, format) = (weight.as_ref(), bias.as_ref(), self.format);
@@ -315,10 +377,10 @@ impl BatchNorm {
                 let running = Running { mean: &mean, var: &var, eps: self.eps };
                 kernel::backward_eval(format, x, gradient, weight, running)?
             }
-            (_, Some(statistics)) => match y {
-                Some(y) => {
+            (_, Some(statistics)) => match rectified {
+                Some((by, y)) => {
                     let affine = Affine { weight, bias };
-                    kernel::backward_relu(format, [x, y], gradient, affine, statistics)?
+                    kernel::backward_rectified(format, by, [x, y], gradient, affine, statistics)?
                 }
                 None => kernel::backward_train(format, x, gradient, weight, statistics)?,
             },
@@ -336,7 +398,7 @@ impl BatchNorm {
         &self,
         x: &Tensor,
         parameters: &[Tensor],
-        finish: kernel::Finish<'_>,
+        finish: Finish<'_>,
     ) -> Result<(Tensor, Saved)> {
         check_operand(self.op(), x, "x", x, false)?;
         let c = match (x.dims(), self.format) {

@@ -48,7 +48,7 @@ impl ConvNorm {
     }
 
     fn relu6(&self, x: &Tensor) -> Result<Tensor> {
-        ops::relu6(&self.forward(x)?)
+        self.norm.forward_relu6_t(&self.conv.forward(x)?, true)
     }
 }
 

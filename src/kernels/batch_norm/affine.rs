@@ -1,4 +1,4 @@
-//! What follows the normalisation: a weight and a bias, a residual and a relu. And the gradients.
+//! What follows the normalisation: a weight and a bias, a residual and a rectifier. And the gradients.
 
 use candle_core::Tensor;
 
@@ -9,11 +9,18 @@ pub(crate) struct Affine<'a> {
     pub(crate) bias: Option<&'a Tensor>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rectifier {
+    Relu,
+    /// `min(relu(y), 6)`
+    Relu6,
+}
+
 /// What follows the normalisation, before the one rounding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Finish<'a> {
     Plain,
-    Relu,
+    Rectified(Rectifier),
     /// `relu(y + residual)`; of `x`'s shape and dtype.
     AddRelu(&'a Tensor),
 }

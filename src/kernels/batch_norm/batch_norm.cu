@@ -66,7 +66,7 @@ DEVICE void moments(const T *x, A *parts_of, size_t rows, size_t channels, size_
     }
 }
 
-// y = (x - mean) * weight / sqrt(var + eps) + bias, then: 0 nothing, 1 relu, 2 + residual and relu.
+// y = (x - mean) * weight / sqrt(var + eps) + bias, the residual added where `finish` is 2, and what else it says.
 //
 // With `parts_of`, mean and variance are what it says, and are written with 1 / sqrt(var + eps).
 // Without, they are read, and `inv_std` is not there.
@@ -93,7 +93,7 @@ DEVICE void normalise(const T *x, const T *residual, T *y, const A *weight, cons
     auto one = [&](A x, A residual) {
         A y = affine(x, mean, scale, shift);
         if (finish == 2) y += residual;
-        return finish && y <= 0 ? A(0) : y; // NaN stays
+        return finished(y, finish);
     };
     constexpr int LEN = Pack<T>::LEN;
     if (inner % LEN == 0 && aligned(x) && aligned(y) && aligned(residual)) {
@@ -204,9 +204,9 @@ DEVICE void average(A *mean, A *var, const A *batch_mean, const A *batch_var, A 
                   channels, inner, parts);                                                         \
     }                                                                                              \
     KERNEL gradient_sums_##t(const T *x, const T *g, const Acc<T> *mean, const Acc<T> *inv_std,    \
-                             const Acc<T> *weight, const Acc<T> *bias, int relu, Acc<T> *parts_of, \
+                             const Acc<T> *weight, const Acc<T> *bias, int rectifier, Acc<T> *parts_of, \
                              SIZES) {                                                              \
-        auto gate = gate_of<T>(mean, inv_std, weight, bias, relu, blockIdx.x % channels);          \
+        auto gate = gate_of<T>(mean, inv_std, weight, bias, rectifier, blockIdx.x % channels);          \
         if (inner % Pack<T>::LEN == 0 && aligned(x) && aligned(g))                                 \
             gradient_sums<Pack<T>::LEN>(x, g, gate, parts_of, rows, channels, inner, parts);       \
         else                                                                                       \
@@ -214,9 +214,9 @@ DEVICE void average(A *mean, A *var, const A *batch_mean, const A *batch_var, A 
     }                                                                                              \
     KERNEL input_gradient_##t(const T *x, const T *g, T *dx, const Acc<T> *mean,                   \
                               const Acc<T> *spread, const Acc<T> *weight, const Acc<T> *bias,      \
-                              int relu, const Acc<T> *parts_of, Acc<T> *dweight, Acc<T> *dbias,    \
+                              int rectifier, const Acc<T> *parts_of, Acc<T> *dweight, Acc<T> *dbias,    \
                               int train, double eps, SIZES) {                                      \
-        auto gate = gate_of<T>(mean, spread, weight, bias, relu, blockIdx.x % channels);           \
+        auto gate = gate_of<T>(mean, spread, weight, bias, rectifier, blockIdx.x % channels);           \
         input_gradient(x, g, dx, weight, spread, gate, parts_of, dweight, dbias, train, eps, rows, \
                        channels, inner, parts);                                                    \
     }

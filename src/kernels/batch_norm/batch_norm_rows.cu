@@ -129,7 +129,7 @@ DEVICE void normalise_rows(const T *x, const T *residual, T *y, const A *weight,
             for (int v = 0; v < V; v++) {
                 A y = affine(xs[r][v], mean[v], scale[v], shift[v]);
                 if (finish == 2) y += others[r][v];
-                xs[r][v] = finish && y <= 0 ? A(0) : y; // NaN stays
+                xs[r][v] = finished(y, finish);
             }
             write(y + (row + r * of.lines) * channels + of.column, xs[r]);
         }
@@ -139,19 +139,19 @@ DEVICE void normalise_rows(const T *x, const T *residual, T *y, const A *weight,
 // The gates of a thread's channels.
 template <int V, class T, class A>
 DEVICE void gates_of(Gate<T, A> (&gates)[V], const A *means, const A *inv_stds, const A *weight, const A *bias,
-                     int relu, size_t column) {
+                     int rectifier, size_t column) {
 #pragma unroll
-    for (int v = 0; v < V; v++) gates[v] = gate_of<T>(means, inv_stds, weight, bias, relu, column + v);
+    for (int v = 0; v < V; v++) gates[v] = gate_of<T>(means, inv_stds, weight, bias, rectifier, column + v);
 }
 
 // The sums of g, let through, and of g * (x - mean), of each part and channel: `sums (parts, 2, channels)`.
 template <int V, class T, class A>
 DEVICE void row_gradient_sums(double *sums, const T *x, const T *g, const A *means, const A *inv_stds,
-                              const A *weight, const A *bias, int relu, size_t rows, size_t channels,
+                              const A *weight, const A *bias, int rectifier, size_t rows, size_t channels,
                               size_t parts, size_t tiles) {
     Columns<V> of(channels, tiles);
     Gate<T, A> gates[V] = {};
-    if (of.column < channels) gates_of<V>(gates, means, inv_stds, weight, bias, relu, of.column);
+    if (of.column < channels) gates_of<V>(gates, means, inv_stds, weight, bias, rectifier, of.column);
     column_sums<2, V, A>(sums, rows, channels, parts, tiles, [&](size_t row, size_t column, A(&t)[2][V]) {
         read(g + row * channels + column, t[0]);
         read(x + row * channels + column, t[1]);
@@ -189,14 +189,14 @@ DEVICE void merge_gradients(const double *sums, const A *weight, const A *spread
 
 template <int V, class T, class A>
 DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, const A *inv_stds, const A *weight,
-                               const A *bias, int relu, const A *factors, int train, size_t rows,
+                               const A *bias, int rectifier, const A *factors, int train, size_t rows,
                                size_t channels, size_t parts, size_t tiles) {
     constexpr int AT_ONCE = AHEAD / 2;
     Columns<V> of(channels, tiles);
     Lines lines(of, rows, channels, parts);
     if (lines.row >= lines.end) return;
     Gate<T, A> gates[V];
-    gates_of<V>(gates, means, inv_stds, weight, bias, relu, of.column);
+    gates_of<V>(gates, means, inv_stds, weight, bias, rectifier, of.column);
     A deviation_scale[V], scale[V], shift[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -247,8 +247,8 @@ DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, co
     }                                                                                              \
     ROW_KERNEL row_gradient_sums_##t(double *sums, const T *x, const T *g, const Acc<T> *mean,     \
                                      const Acc<T> *inv_std, const Acc<T> *weight,                  \
-                                     const Acc<T> *bias, int relu, SIZES) {                        \
-        PACKED(row_gradient_sums, T, sums, x, g, mean, inv_std, weight, bias, relu)                \
+                                     const Acc<T> *bias, int rectifier, SIZES) {                        \
+        PACKED(row_gradient_sums, T, sums, x, g, mean, inv_std, weight, bias, rectifier)                \
     }                                                                                              \
     ROW_KERNEL merge_gradients_##t(const double *sums, const Acc<T> *weight, const Acc<T> *spread, \
                                    Acc<T> *dweight, Acc<T> *dbias, Acc<T> *factors, int train,     \
@@ -257,9 +257,9 @@ DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, co
     }                                                                                              \
     ROW_KERNEL row_input_gradient_##t(const T *x, const T *g, T *dx, const Acc<T> *mean,           \
                                       const Acc<T> *inv_std, const Acc<T> *weight,                 \
-                                      const Acc<T> *bias, int relu, const Acc<T> *factors,         \
+                                      const Acc<T> *bias, int rectifier, const Acc<T> *factors,         \
                                       int train, SIZES) {                                          \
-        PACKED(row_input_gradient, T, x, g, dx, mean, inv_std, weight, bias, relu, factors, train) \
+        PACKED(row_input_gradient, T, x, g, dx, mean, inv_std, weight, bias, rectifier, factors, train) \
     }
 
 EACH_FLOAT(KERNELS)

@@ -1,13 +1,13 @@
 //! Batch norm on the CPU: sums for each channel, then one pass over the elements.
 //!
 //! All that depends on the channel alone is computed once per channel: forward is then `(x - mean) * scale + bias`,
-//! backward a linear function of `x` and its gradient. A fused ReLU, with or without a residual, is part of the same
-//! pass, so that nothing in between is written. Backward finds out again from `x` where ReLU was
-//! positive. It uses the same numbers in the same order as forward, so both agree.
+//! backward a linear function of `x` and its gradient. A fused rectifier, with or without a residual, is part of the same
+//! pass, so that nothing in between is written. Backward finds out again from `x` where it
+//! let a number through. It uses the same numbers in the same order as forward, so both agree.
 
 use candle_core::{Result, Tensor};
 
-use super::affine::{Affine, Finish, Gradients};
+use super::affine::{Affine, Finish, Gradients, Rectifier};
 use super::statistics::{Running, Statistics};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
@@ -57,27 +57,28 @@ pub(super) fn backward_train(
     statistics: &Statistics,
 ) -> Result<Gradients> {
     let affine = Affine { weight, bias: None };
-    with_element!(x.dtype(), T => through::<T>(x, grad, affine, statistics, false))
+    with_element!(x.dtype(), T => through::<T>(x, grad, affine, statistics, None))
 }
 
-/// From the gradient of what [`Finish::Relu`] leaves: it stops where that is 0, which is seen from
+/// From the gradient of what [`Finish::Rectified`] leaves: it stops where that is 0, or 6 of ReLU6, which is seen from
 /// `x` again, so that no gradient in between is written and read twice.
-pub(super) fn backward_relu(
+pub(super) fn backward_rectified(
+    by: Rectifier,
     x: &Tensor,
     grad: &Tensor,
     affine: Affine<'_>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    with_element!(x.dtype(), T => through::<T>(x, grad, affine, statistics, true))
+    with_element!(x.dtype(), T => through::<T>(x, grad, affine, statistics, Some(by)))
 }
 
-/// Through the ReLU of [`Finish::Relu`] first, if there is one.
+/// Through the rectifier first, if there is one.
 fn through<T: Lane>(
     x: &Tensor,
     grad: &Tensor,
     affine: Affine<'_>,
     statistics: &Statistics,
-    relu: bool,
+    rectifier: Option<Rectifier>,
 ) -> Result<Gradients> {
     let layout = Channels::of(x.dims(), 1);
     let _held = hold([x, grad]);
@@ -86,17 +87,23 @@ fn through<T: Lane>(
     // As it was multiplied by in [`normalised`], for the same numbers to be positive.
     let scale = scales::<T::Acc>(affine.weight, &vector(&statistics.inv_std()?)?)?;
     let bias = shift::<T::Acc>(affine.bias, layout)?;
-    let sums = match relu {
-        false => layout.gradient_sums::<T>(&x_data, &grad_data, &mean),
-        true => layout.sums::<T, 2, 3, 2>(
-            [&x_data, &grad_data],
-            [&mean, &scale, &bias],
-            #[inline(always)]
-            |[x, g], parameters| {
-                let g = flowing::<T>(x, g, parameters);
-                [g, g * (x - parameters[0])]
-            },
-        ),
+    macro_rules! sums {
+        ($flowing:ident) => {
+            layout.sums::<T, 2, 3, 2>(
+                [&x_data, &grad_data],
+                [&mean, &scale, &bias],
+                #[inline(always)]
+                |[x, g], parameters| {
+                    let g = $flowing::<T>(x, g, parameters);
+                    [g, g * (x - parameters[0])]
+                },
+            )
+        };
+    }
+    let sums = match rectifier {
+        None => layout.gradient_sums::<T>(&x_data, &grad_data, &mean),
+        Some(Rectifier::Relu) => sums!(through_relu),
+        Some(Rectifier::Relu6) => sums!(through_relu6),
     };
     // dx = weight * inv_std * (g - average(g) - normalised * average(g * normalised))
     let inv_std = vector::<f64>(&statistics.inv_std()?)?;
@@ -107,19 +114,25 @@ fn through<T: Lane>(
     };
     let deviation_scale = per_channel(&|c, scale| -scale * inv_std[c].powi(2) * sums[c][1] / count);
     let shift = per_channel(&|c, scale| -scale * sums[c][0] / count);
-    let dx = match relu {
-        false => {
+    macro_rules! dx {
+        ($flowing:ident) => {
+            layout.map::<T, T, 2, 5>(
+                [&x_data, &grad_data],
+                [&mean, &scale, &bias, &deviation_scale, &shift],
+                #[inline(always)]
+                |[x, g], [mean, scale, bias, deviation_scale, shift]| {
+                    let g = $flowing::<T>(x, g, [mean, scale, bias]);
+                    (x - mean) * deviation_scale + (g * scale + shift)
+                },
+            )
+        };
+    }
+    let dx = match rectifier {
+        None => {
             layout.input_gradient(&x_data, &grad_data, [&mean, &scale, &deviation_scale, &shift])
         }
-        true => layout.map::<T, T, 2, 5>(
-            [&x_data, &grad_data],
-            [&mean, &scale, &bias, &deviation_scale, &shift],
-            #[inline(always)]
-            |[x, g], [mean, scale, bias, deviation_scale, shift]| {
-                let g = flowing::<T>(x, g, [mean, scale, bias]);
-                (x - mean) * deviation_scale + (g * scale + shift)
-            },
-        ),
+        Some(Rectifier::Relu) => dx!(through_relu),
+        Some(Rectifier::Relu6) => dx!(through_relu6),
     };
     let (dweight, dbias) = parameter_gradients::<T>(&sums, &inv_std);
     Ok((tensor(dx, x.dims()), dweight, dbias))
@@ -127,8 +140,15 @@ fn through<T: Lane>(
 
 /// The gradient, or zero where relu left zero, decided by the rounded result.
 #[inline(always)]
-fn flowing<T: Lane>(x: T::Acc, g: T::Acc, [mean, scale, bias]: [T::Acc; 3]) -> T::Acc {
+fn through_relu<T: Lane>(x: T::Acc, g: T::Acc, [mean, scale, bias]: [T::Acc; 3]) -> T::Acc {
     rectified_gradient(T::narrowed((x - mean) * scale + bias).widened(), g)
+}
+
+/// The same of relu6, which stops it where it left six too.
+#[inline(always)]
+fn through_relu6<T: Lane>(x: T::Acc, g: T::Acc, [mean, scale, bias]: [T::Acc; 3]) -> T::Acc {
+    let y = T::narrowed((x - mean) * scale + bias).widened();
+    rectified_gradient(y, if y >= T::Acc::of(6.0) { T::Acc::of(0.0) } else { g })
 }
 
 pub(super) fn backward_eval(
@@ -277,11 +297,20 @@ fn normalised<T: Lane>(
     let parameters = [mean, &scale, &bias];
     let y = match finish {
         Finish::Plain => layout.normalise(x, parameters),
-        Finish::Relu => layout.map::<T, T, 1, 3>(
+        Finish::Rectified(Rectifier::Relu) => layout.map::<T, T, 1, 3>(
             [x],
             parameters,
             #[inline(always)]
             |[x], [mean, scale, bias]| rectify((x - mean) * scale + bias),
+        ),
+        Finish::Rectified(Rectifier::Relu6) => layout.map::<T, T, 1, 3>(
+            [x],
+            parameters,
+            #[inline(always)]
+            |[x], [mean, scale, bias]| {
+                let (y, six) = (rectify((x - mean) * scale + bias), T::Acc::of(6.0));
+                if y >= six { six } else { y } // NaN stays
+            },
         ),
         Finish::AddRelu(residual) => layout.map::<T, T, 2, 3>(
             [x, &Elements::<T>::of(residual)?],

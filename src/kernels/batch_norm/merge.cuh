@@ -24,23 +24,30 @@ template <class A> DEVICE A affine(A x, A mean, A scale, A shift) {
     return (x - mean) * scale + shift;
 }
 
-// Stops a gradient where relu left zero of its result, rounded to T, and lets it through where that is NaN. Computes the
-// result from x again, so that no gradient in between is written and read twice. `on` is 0 where there is no relu.
+// What follows: 0 nothing, 1 relu, 2 relu after the residual has been added, 3 relu6. NaN stays.
+template <class A> DEVICE A finished(A y, int finish) {
+    if (finish == 3 && y >= 6) return A(6);
+    return finish && y <= 0 ? A(0) : y;
+}
+
+// Stops a gradient where a rectifier left zero of its result, rounded to T, or six, and lets it through where that is NaN.
+// Computes the result from x again, so that no gradient in between is written and read twice. `by` is 0 for no rectifier,
+// 1 for relu and 3 for relu6.
 template <class T, class A> struct Gate {
     A mean, scale, shift;
-    int on;
+    int by;
 
     DEVICE A operator()(A x, A g) const {
-        if (!on) return g;
+        if (!by) return g;
         T y;
         narrow(affine(x, mean, scale, shift), y);
-        return widen(y) <= 0 ? A(0) : g;
+        return widen(y) <= 0 || (by == 3 && widen(y) >= 6) ? A(0) : g;
     }
 };
 
 template <class T, class A>
-DEVICE Gate<T, A> gate_of(const A *means, const A *inv_stds, const A *weight, const A *bias, int on, size_t channel) {
-    A scale = on ? inv_stds[channel] : A(0);
+DEVICE Gate<T, A> gate_of(const A *means, const A *inv_stds, const A *weight, const A *bias, int by, size_t channel) {
+    A scale = by ? inv_stds[channel] : A(0);
     if (weight) scale = weight[channel] * scale;
-    return {means[channel], scale, bias ? bias[channel] : A(0), on};
+    return {means[channel], scale, bias ? bias[channel] : A(0), by};
 }

@@ -14,9 +14,10 @@ mod tests;
 
 use candle_core::{Result, Tensor, Var};
 
-pub(crate) use affine::{Affine, Finish};
+pub(crate) use affine::{Affine, Finish, Rectifier};
 pub(crate) use statistics::{Running, Statistics};
 
+use crate::kernels::activation::{self, Pointwise};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::{plain, relu_backward};
 use crate::kernels::reduce::channels::Channels;
@@ -107,7 +108,7 @@ pub(crate) fn backward_train(
     let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
         let affine = Affine { weight, bias: None };
-        return cuda::backward(gpu, [&x, &grad], channels(format, &x), statistics, affine, false);
+        return cuda::backward(gpu, [&x, &grad], channels(format, &x), statistics, affine, None);
     }
     let given = x.dims();
     let [x, grad] = [channels_second(format, &x)?, channels_second(format, &grad)?];
@@ -119,9 +120,10 @@ pub(crate) fn backward_train(
     Ok((dx.reshape(given)?, dweight, dbias))
 }
 
-/// The gradients `(dx, dweight, dbias)` of [`forward_train`] with [`Finish::Relu`], which gave `y`.
-pub(crate) fn backward_relu(
+/// The gradients `(dx, dweight, dbias)` of [`forward_train`] with [`Finish::Rectified`], which gave `y`.
+pub(crate) fn backward_rectified(
     format: Format,
+    by: Rectifier,
     [x, y]: [&Tensor; 2],
     grad: &Tensor,
     affine: Affine<'_>,
@@ -129,15 +131,19 @@ pub(crate) fn backward_relu(
 ) -> Result<Gradients> {
     let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
-        return cuda::backward(gpu, [&x, &grad], channels(format, &x), statistics, affine, true);
+        let layout = channels(format, &x);
+        return cuda::backward(gpu, [&x, &grad], layout, statistics, affine, Some(by));
     }
     if !x.device().is_cpu() {
-        let grad = relu_backward(y, &grad)?;
+        let grad = match by {
+            Rectifier::Relu => relu_backward(y, &grad)?,
+            Rectifier::Relu6 => activation::derivative(Pointwise::Relu6 {}, y, &grad)?,
+        };
         return backward_train(format, &x, &grad, affine.weight, statistics);
     }
     let given = x.dims();
     let [x, grad] = [channels_second(format, &x)?, channels_second(format, &grad)?];
-    let (dx, dweight, dbias) = cpu::backward_relu(&x, &grad, affine, statistics)?;
+    let (dx, dweight, dbias) = cpu::backward_rectified(by, &x, &grad, affine, statistics)?;
     Ok((dx.reshape(given)?, dweight, dbias))
 }
 

@@ -9,10 +9,10 @@
 
 use candle_core::{Result, Tensor};
 
-use super::affine::{Affine, Finish, Gradients};
+use super::affine::{Affine, Finish, Gradients, Rectifier};
 use super::statistics::{Running, Statistics};
 use crate::kernels::accumulator;
-use crate::kernels::elementwise::portable::{along, relu, upcast};
+use crate::kernels::elementwise::portable::{along, clamped, relu, upcast};
 
 pub(super) fn forward_train(
     x: &Tensor,
@@ -27,7 +27,8 @@ pub(super) fn forward_train(
     let y = normalised(x, &mean, &inv_std, affine)?;
     let y = match finish {
         Finish::Plain => y,
-        Finish::Relu => relu(&y)?,
+        Finish::Rectified(Rectifier::Relu) => relu(&y)?,
+        Finish::Rectified(Rectifier::Relu6) => clamped(&y, 0.0, 6.0)?,
         Finish::AddRelu(residual) => relu(&(y + upcast(residual)?)?)?,
     };
     Ok((y.to_dtype(x.dtype())?, Statistics::new(&mean, &var, &inv_std)?))

@@ -6,6 +6,7 @@ use crate::kernels::elementwise::testing::*;
 use crate::kernels::testing::devices::devices;
 
 const EPS: f64 = 1e-5;
+const RECTIFIERS: [Rectifier; 2] = [Rectifier::Relu, Rectifier::Relu6];
 
 // Of channels in the second dimension.
 
@@ -31,14 +32,15 @@ fn backward_train(
     super::backward_train(Format::ChannelsFirst, x, grad, weight, statistics)
 }
 
-fn backward_relu(
+fn backward_rectified(
+    by: Rectifier,
     x: &Tensor,
     y: &Tensor,
     grad: &Tensor,
     affine: Affine<'_>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    super::backward_relu(Format::ChannelsFirst, [x, y], grad, affine, statistics)
+    super::backward_rectified(Format::ChannelsFirst, by, [x, y], grad, affine, statistics)
 }
 
 fn backward_eval(
@@ -321,10 +323,13 @@ fn what_follows_is_rounded_with_it() {
             let (mean, var) = naive_statistics(&x);
             let plain = naive_affine(&x, &mean, &var, &weight, &bias);
             let sums = plain.iter().zip(values(&residual)).map(|(y, r)| (y + r).max(0.0));
-            let relu = plain.iter().map(|y| y.max(0.0)).collect::<Vec<_>>();
-            for (finish, expected) in
-                [(Finish::Relu, relu), (Finish::AddRelu(&residual), sums.collect())]
-            {
+            let relu: Vec<_> = plain.iter().map(|y| y.max(0.0)).collect();
+            let relu6 = relu.iter().map(|y| y.min(6.0)).collect();
+            for (finish, expected) in [
+                (Finish::Rectified(Rectifier::Relu), relu),
+                (Finish::Rectified(Rectifier::Relu6), relu6),
+                (Finish::AddRelu(&residual), sums.collect()),
+            ] {
                 let affine = both(&weight, &bias);
                 let (ours, _) = forward_train(&x, affine, finish, EPS).unwrap();
                 let (oracle, _) = portable::forward_train(&x, affine, finish, EPS).unwrap();
@@ -350,7 +355,8 @@ fn what_follows_keeps_nan() {
     data[7] = f64::NAN; // channel 1
     let x = of(data, &[5, 3, 7], DType::F32);
     let zeros = x.zeros_like().unwrap();
-    for finish in [Finish::Relu, Finish::AddRelu(&zeros)] {
+    let rectified = RECTIFIERS.map(Finish::Rectified);
+    for finish in rectified.into_iter().chain([Finish::AddRelu(&zeros)]) {
         let (y, _) = forward_train(&x, Affine::default(), finish, EPS).unwrap();
         for (i, y) in values(&y).iter().enumerate() {
             assert_eq!(y.is_nan(), i / 7 % 3 == 1);
@@ -370,24 +376,27 @@ fn the_gradient_of_nan_reaches_the_bias() -> Result<()> {
         data[7] = f64::NAN; // all of channel 1 is NaN, once it is normalised
         let x = of(data, &[5, 3, 7], dtype).to_device(&device)?;
         let grad = x.ones_like()?;
-        let (y, statistics) = forward_train(&x, Affine::default(), Finish::Relu, EPS)?;
-        let (_, _, dbias) = backward_relu(&x, &y, &grad, Affine::default(), &statistics)?;
-        let positive = |c| values(&y.narrow(1, c, 1).unwrap()).iter().filter(|&&y| y > 0.0).count();
-        assert_eq!(
-            values(&dbias),
-            [positive(0) as f64, 35.0, positive(2) as f64],
-            "{device:?} {dtype:?}"
-        );
+        for by in RECTIFIERS {
+            let affine = Affine::default();
+            let (y, statistics) = forward_train(&x, affine, Finish::Rectified(by), EPS)?;
+            let (_, _, dbias) = backward_rectified(by, &x, &y, &grad, affine, &statistics)?;
+            let positive =
+                |c| values(&y.narrow(1, c, 1).unwrap()).iter().filter(|&&y| y > 0.0).count() as f64;
+            let expected = [positive(0), 35.0, positive(2)];
+            assert_eq!(values(&dbias), expected, "{device:?} {dtype:?} {by:?}");
+        }
     }
     Ok(())
 }
 
 /// Backward decides from `x` again where a gradient flows: also where a result was rounded to zero, and for NaN.
 #[test]
-fn the_gradient_through_relu_is_that_of_its_parts() -> Result<()> {
+fn the_gradient_through_a_rectifier_is_that_of_its_parts() -> Result<()> {
     for (device, dtype) in devices().into_iter().flat_map(|d| DTYPES.map(|t| (d.clone(), t))) {
         let shapes = SHAPES.into_iter().chain([&[300, 24][..], &[5, 3, 16]]);
-        for (shape, size) in shapes.flat_map(|shape| [(shape, 1.0), (shape, 1e-7)]) {
+        // As they are, rounded to zero, and mostly above six.
+        let sizes = [1.0, 1e-7, 20.0];
+        for (shape, size) in shapes.flat_map(|shape| sizes.map(|size| (shape, size))) {
             let mut data = values(&random(shape, dtype, 31));
             if shape[1] > 1 {
                 data[0] = f64::NAN;
@@ -398,14 +407,19 @@ fn the_gradient_through_relu_is_that_of_its_parts() -> Result<()> {
             let (weight, bias) = ((weight * size)?, (bias * size)?);
             let (weight, bias) = (weight.to_device(&device)?, bias.to_device(&device)?);
             let affine = both(&weight, &bias);
-            let (y, statistics) = forward_train(&x, affine, Finish::Relu, EPS)?;
-            let ours = backward_relu(&x, &y, &grad, affine, &statistics)?;
-            let rectified = relu_backward(&y, &grad)?;
-            let parts = backward_train(&x, &rectified, affine.weight, &statistics)?;
-            for (ours, parts) in [(ours.0, parts.0), (ours.1, parts.1), (ours.2, parts.2)] {
-                for (ours, parts) in values(&ours).into_iter().zip(values(&parts)) {
-                    let same = ours == parts || ours.is_nan() && parts.is_nan();
-                    assert!(same, "{device:?} {dtype:?} {shape:?}: {ours} {parts}");
+            for by in RECTIFIERS {
+                let (y, statistics) = forward_train(&x, affine, Finish::Rectified(by), EPS)?;
+                let ours = backward_rectified(by, &x, &y, &grad, affine, &statistics)?;
+                let rectified = match by {
+                    Rectifier::Relu => relu_backward(&y, &grad)?,
+                    Rectifier::Relu6 => activation::derivative(Pointwise::Relu6 {}, &y, &grad)?,
+                };
+                let parts = backward_train(&x, &rectified, affine.weight, &statistics)?;
+                for (ours, parts) in [(ours.0, parts.0), (ours.1, parts.1), (ours.2, parts.2)] {
+                    for (ours, parts) in values(&ours).into_iter().zip(values(&parts)) {
+                        let same = ours == parts || ours.is_nan() && parts.is_nan();
+                        assert!(same, "{device:?} {dtype:?} {by:?} {shape:?}: {ours} {parts}");
+                    }
                 }
             }
         }
@@ -460,7 +474,8 @@ fn gpus_agree() {
                     };
                     Ok(vec![
                         forward(Finish::Plain)?,
-                        forward(Finish::Relu)?,
+                        forward(Finish::Rectified(Rectifier::Relu))?,
+                        forward(Finish::Rectified(Rectifier::Relu6))?,
                         forward(Finish::AddRelu(&t[1]))?,
                         forward_eval(&t[0], running, affine)?,
                         backward_train(&t[0], &t[2], affine.weight, &statistics(t))?.0,
@@ -492,7 +507,8 @@ fn on_every_device_nan_stays_in_its_channel_and_a_first_element_costs_nothing() 
                 let mut data = values(&random(shape, DType::F32, 9));
                 data[inner] = poison; // channel 1
                 let x = of(data, shape, DType::F32).to_device(&device).unwrap();
-                for finish in [Finish::Plain, Finish::Relu, Finish::AddRelu(&x)] {
+                let rectified = RECTIFIERS.map(Finish::Rectified);
+                for finish in rectified.into_iter().chain([Finish::Plain, Finish::AddRelu(&x)]) {
                     let (y, statistics) =
                         forward_train(&x, Affine::default(), finish, EPS).unwrap();
                     let nan: Vec<bool> =
@@ -552,10 +568,12 @@ fn channels_last_are_rows() -> Result<()> {
                 super::backward_train(LAST, &x, &grad, affine.weight, &s)?,
                 backward_train(&x2, &grad2, affine.weight, &s)?,
             ));
-            all((
-                super::backward_relu(LAST, [&x, &y], &grad, affine, &s)?,
-                backward_relu(&x2, &flat(&y)?, &grad2, affine, &s)?,
-            ));
+            for by in RECTIFIERS {
+                all((
+                    super::backward_rectified(LAST, by, [&x, &y], &grad, affine, &s)?,
+                    backward_rectified(by, &x2, &flat(&y)?, &grad2, affine, &s)?,
+                ));
+            }
             let running = Running { mean: &s.mean()?, var: &s.var()?, eps: EPS };
             same(
                 &super::forward_eval(LAST, &x, running, affine)?,

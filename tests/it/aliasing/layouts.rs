@@ -154,7 +154,14 @@ fn rotated(rank: usize) -> Vec<usize> {
 /// Whether a batch of equal rows has no variance, so that there is nothing to compare.
 fn is_flat(case: &Case, layout: Layout, at: usize) -> bool {
     let repeats = matches!(layout, Layout::First | Layout::Last);
-    let norms = [Op::BatchNorm, Op::BatchNormRelu, Op::LayerNorm, Op::GroupNorm, Op::Var];
+    let norms = [
+        Op::BatchNorm,
+        Op::BatchNormRelu,
+        Op::BatchNormRelu6,
+        Op::LayerNorm,
+        Op::GroupNorm,
+        Op::Var,
+    ];
     repeats && at == 0 && norms.contains(&case.op)
 }
 

@@ -144,8 +144,14 @@ impl Comparison<'_> {
     }
 }
 
-const NORMS: [Op; 5] =
-    [Op::BatchNorm, Op::BatchNormRelu, Op::LayerNorm, Op::GroupNorm, Op::RmsNorm];
+const NORMS: [Op; 6] = [
+    Op::BatchNorm,
+    Op::BatchNormRelu,
+    Op::BatchNormRelu6,
+    Op::LayerNorm,
+    Op::GroupNorm,
+    Op::RmsNorm,
+];
 
 fn check(faults: &mut Faults, case: &Case, special: f64) -> Result<()> {
     let plain = run(case, &case.inputs, DType::F64, false)?;

@@ -53,6 +53,12 @@ pub(super) fn cases() -> Vec<Case> {
             Ok(ops::batch_norm_relu(&t[0], weight, bias, Some(&t[1]), 1e-3)?.0)
         })
         .within(6.0),
+        // Of which some are above six.
+        case(Op::BatchNormRelu6, "train", &[&[4, 3, 2, 5], &[3], &[3]], |t| {
+            let weight = (&t[1] * 8.0)?;
+            Ok(ops::batch_norm_relu6(&t[0], Some(&weight), Some(&t[2]), 1e-3)?.0)
+        })
+        .within(6.0),
         case(Op::BatchNorm, "eval", &[&[4, 3, 2, 5], &[3], &[3]], eval),
         case(Op::MaxPool2d, "2/2", &[&[2, 2, 6, 4]], |t| ops::max_pool2d(&t[0], 2, 2, 0)),
         case(Op::MaxPool2d, "3/2/1", &[&[1, 2, 7, 5]], |t| ops::max_pool2d(&t[0], 3, 2, 1)),
@@ -105,6 +111,11 @@ pub(super) fn cases() -> Vec<Case> {
                 Ok(channels_last::batch_norm_relu(&t[0], weight, bias, Some(&t[1]), 1e-3)?.0)
             },
         )
+        .within(6.0),
+        case(Op::BatchNormRelu6, "last, train", &[&[4, 2, 5, 3], &[3], &[3]], |t| {
+            let weight = (&t[1] * 9.0)?;
+            Ok(channels_last::batch_norm_relu6(&t[0], Some(&weight), Some(&t[2]), 1e-3)?.0)
+        })
         .within(6.0),
         case(Op::BatchNorm, "last, eval", &[&[4, 2, 5, 3], &[3], &[3]], move |t| {
             let [mean, var] = statistics(t)?;

@@ -104,17 +104,21 @@ fn one_value_a_rank_is_enough_and_none_is_taken_as_none() -> Result<()> {
 }
 
 #[test]
-fn with_relu_and_in_evaluation_it_is_the_layer_it_was() -> Result<()> {
+fn with_rectifiers_and_in_evaluation_it_is_the_layer_it_was() -> Result<()> {
     let x = random(1, (4, 3, 2, 2), DType::F32);
     let residual = random(2, (4, 3, 2, 2), DType::F32);
     let layer = || nn::batch_norm(3, 1e-3, nn::var_builder(&nn::VarMap::new(), DType::F32, &cpu()));
     let alone = layer()?.forward_relu_t(&x, Some(&residual), true)?;
     on_ranks(2, |communicator| {
         let rank = communicator.rank();
-        let norm = dist::sync_batch_norm(layer()?, communicator);
+        let norm = dist::sync_batch_norm(layer()?, communicator.clone());
         let part = |whole: &Tensor| whole.narrow(0, 2 * rank, 2)?.contiguous();
         let y = norm.forward_relu_t(&part(&x)?, Some(&part(&residual)?), true)?;
         assert_close("relu", &y, &part(&alone)?, DType::F32, 16.0);
+        let six = layer()?.forward_relu6_t(&x, true)?;
+        let norm = dist::sync_batch_norm(layer()?, communicator);
+        let y = norm.forward_relu6_t(&part(&x)?, true)?;
+        assert_close("relu6", &y, &part(&six)?, DType::F32, 16.0);
         let evaluated = layer()?.forward_t(&x, false)?;
         let fresh = dist::sync_batch_norm(layer()?, std::sync::Arc::new(dist::Single));
         assert_same("evaluation", &fresh.forward_t(&x, false)?, &evaluated);

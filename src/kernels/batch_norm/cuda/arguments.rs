@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::kernels::batch_norm::affine::Finish;
+use crate::kernels::batch_norm::affine::{Finish, Rectifier};
 use crate::kernels::batch_norm::statistics::{Running, Statistics};
 use crate::kernels::cuda::Launch;
 
@@ -11,12 +11,22 @@ use crate::kernels::cuda::Launch;
 pub(super) const PARTS: usize = 5;
 pub(super) const FACTORS: usize = 6;
 
+impl Rectifier {
+    /// What kernels know it by.
+    pub(super) fn code(self) -> i32 {
+        match self {
+            Self::Relu => 1,
+            Self::Relu6 => 3,
+        }
+    }
+}
+
 impl<'a> Finish<'a> {
     /// The residual, and what kernels know it by.
     pub(super) fn parts(self) -> (Option<&'a Tensor>, i32) {
         match self {
             Self::Plain => (None, 0),
-            Self::Relu => (None, 1),
+            Self::Rectified(by) => (None, by.code()),
             Self::AddRelu(residual) => (Some(residual), 2),
         }
     }

@@ -5,7 +5,7 @@
 //! computes the moments of each part, about the channel's first element, so that a large mean costs no digits. In the
 //! second, each warp merges the parts of its channel in F64 before it normalises, which saves a launch.
 //!
-//! Backward is alike: sums of the parts, then `dx`, `dweight` and `dbias`. It computes a fused relu's result again from
+//! Backward is alike: sums of the parts, then `dx`, `dweight` and `dbias`. It computes a fused rectifier's result again from
 //! `x`, so that no gradient between the two is written.
 
 mod arguments;
@@ -13,7 +13,7 @@ mod rows;
 
 use candle_core::{DType, Error, Result, Tensor};
 
-use super::affine::{Affine, Finish, Gradients};
+use super::affine::{Affine, Finish, Gradients, Rectifier};
 use super::statistics::{Running, Statistics};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
@@ -79,17 +79,17 @@ pub(super) fn forward_eval(
     Ok(y)
 }
 
-/// `x` and `grad` are contiguous, of one shape and dtype, and have elements. With `relu`, `grad` is the gradient of
-/// what relu left.
+/// `x` and `grad` are contiguous, of one shape and dtype, and have elements. With a rectifier, `grad` is the
+/// gradient of what that left.
 pub(super) fn backward(
     gpu: &Gpu,
     tensors: [&Tensor; 2],
     layout: Channels,
     statistics: &Statistics,
     affine: Affine<'_>,
-    relu: bool,
+    rectifier: Option<Rectifier>,
 ) -> Result<Gradients> {
-    gradients(gpu, tensors, layout, NormalisedBy::Batch(statistics), affine, relu)
+    gradients(gpu, tensors, layout, NormalisedBy::Batch(statistics), affine, rectifier)
 }
 
 pub(super) fn backward_eval(
@@ -104,20 +104,20 @@ pub(super) fn backward_eval(
     let (mean, var) = (&near(running.mean)?, &near(running.var)?);
     let by = NormalisedBy::Running(Running { mean, var, ..running });
     let affine = Affine { weight, bias: None };
-    gradients(gpu, tensors, layout, by, affine, false)
+    gradients(gpu, tensors, layout, by, affine, None)
 }
 
-/// The gradients of what was normalised `by` statistics; with `relu`, `grad` is that of relu's result.
+/// The gradients of what was normalised `by` statistics; with a rectifier, `grad` is that of its result.
 fn gradients(
     gpu: &Gpu,
     [x, grad]: [&Tensor; 2],
     layout: Channels,
     by: NormalisedBy<'_>,
     affine: Affine<'_>,
-    relu: bool,
+    rectifier: Option<Rectifier>,
 ) -> Result<Gradients> {
     if rows::suits(layout) {
-        return rows::gradients(gpu, [x, grad], layout, by, affine, relu);
+        return rows::gradients(gpu, [x, grad], layout, by, affine, rectifier);
     }
     let blocks = ChannelBlocks::new(gpu, x, layout);
     let (train, eps) = by.settings();
@@ -125,7 +125,9 @@ fn gradients(
     let (weight, bias) = (blocks.parameter(affine.weight)?, blocks.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
         let kernel = by.read(kernel)?.read_or_null(weight.as_ref())?;
-        Ok::<_, Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
+        Ok::<_, Error>(
+            kernel.read_or_null(bias.as_ref())?.int(rectifier.map_or(0, Rectifier::code)),
+        )
     };
     let kernel = gated(blocks.kernel("gradient_sums")?.read(x)?.read(grad)?)?;
     blocks.run(kernel.write_new(&parts)?)?;

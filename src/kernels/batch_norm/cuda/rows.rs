@@ -10,7 +10,7 @@ use candle_core::{DType, Error, Result, Tensor};
 
 use super::arguments::{FACTORS, NormalisedBy, PARTS};
 use crate::kernels::accumulator;
-use crate::kernels::batch_norm::affine::{Affine, Finish, Gradients};
+use crate::kernels::batch_norm::affine::{Affine, Finish, Gradients, Rectifier};
 use crate::kernels::batch_norm::statistics::{Running, Statistics};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::plain;
@@ -69,14 +69,16 @@ pub(super) fn gradients(
     layout: Channels,
     by: NormalisedBy<'_>,
     affine: Affine<'_>,
-    relu: bool,
+    rectifier: Option<Rectifier>,
 ) -> Result<Gradients> {
     let blocks = RowBlocks::new(gpu, x, layout);
     let (train, eps) = by.settings();
     let (weight, bias) = (blocks.parameter(affine.weight)?, blocks.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
         let kernel = by.read(kernel)?.read_or_null(weight.as_ref())?;
-        Ok::<_, Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
+        Ok::<_, Error>(
+            kernel.read_or_null(bias.as_ref())?.int(rectifier.map_or(0, Rectifier::code)),
+        )
     };
     let tiling = blocks.tiling(&[x, grad])?;
     let sums = gpu.scratch_from(PARTS, tiling.parts * 2 * blocks.channels, DType::F64)?;

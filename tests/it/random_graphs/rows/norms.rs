@@ -202,6 +202,25 @@ pub(super) fn rows() -> Vec<Row> {
             },
         ),
         row(
+            Some(Op::BatchNormRelu6),
+            "batch_norm_relu6",
+            |d, x| batch(d, x, false),
+            |t, args| {
+                let [weight, bias] = parts(&t[1..], args[0]);
+                match args[1] {
+                    0 => Ok(ops::batch_norm_relu6(&t[0], weight, bias, EPS)?.0),
+                    _ => Ok(channels_last::batch_norm_relu6(&t[0], weight, bias, EPS)?.0),
+                }
+            },
+            |tape, x, args| {
+                let at = channel_dim(&x[0].dims, args[1]);
+                let y = normalised(tape, &x[0], &all_but(&x[0].dims, at), true);
+                let y = affine(tape, &y, &x[1..], args[0], &channels(&x[0].dims, at));
+                let inside = |x: f64| f64::from(x > 0.0 && x < 6.0);
+                y.each(|x| tape.kinked(x, &[0.0, 6.0], |x| (x.clamp(0.0, 6.0), inside(x))))
+            },
+        ),
+        row(
             Some(Op::BatchNorm),
             "batch_norm_eval",
             |d, x| {
