@@ -25,6 +25,7 @@ use super::widened;
 use crate::kernels::cpu::dtype::{Elements, tensor, with_near, with_single};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
+use crate::kernels::cpu::prefetch::prefetch_at;
 use crate::kernels::cpu::simd::GRAIN;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
@@ -104,7 +105,7 @@ fn convolve<O: Rounded>(
     let mut weights = KeptWords::new(blocks * step);
     let (weights_of, biases) = (weight.chunks(LANES * taps), bias.chunks(LANES));
     for (weight, places) in weights_of.zip(weights.as_mut_slice().chunks_exact_mut(step)) {
-        spread(weight, taps, places, vectors);
+        spread(weight, taps, LANES * taps, places, vectors);
     }
     let weights: Vec<_> = weights.as_slice().chunks_exact(step).zip(biases).collect();
     with_near!(x.dtype(), O, S => {
@@ -121,7 +122,7 @@ fn convolve<O: Rounded>(
                     while at < end {
                         let (weight, bias) = weights[at % channels / LANES];
                         let count = bias.len();
-                        spread(&x[at * from..][..count * from], from, left, vectors);
+                        spread(&x[at * from..][..count * from], from, count * from, left, vectors);
                         list.run(left, weight, bias, result, vectors);
                         let out = rest.split_off_mut(..count * to).unwrap_or_default();
                         gather(result, to, out, vectors);
@@ -166,8 +167,10 @@ pub(in super::super) fn wgrad(
                 let mut terms = 0;
                 lanes.fill(0);
                 for plane in images.map(|image| image * channels + channel) {
-                    spread(&x[plane * image..][..count * image], image, left, vectors);
-                    spread(&grad[plane * pixels..][..count * pixels], pixels, right, vectors);
+                    let (own, next) = (&x[plane * image..][..count * image], channels * image);
+                    spread(own, image, next, left, vectors);
+                    let own = &grad[plane * pixels..][..count * pixels];
+                    spread(own, pixels, channels * pixels, right, vectors);
                     if terms + pixels > TERMS {
                         add_up(lanes, &mut total);
                         terms = 0;
@@ -295,8 +298,9 @@ impl PairList {
     }
 }
 
-/// Writes a vector for each pixel of at most sixteen planes: a plane in each lane, and zeros in others.
-fn spread<S: Stored>(planes: &[S], pixels: usize, to: &mut [u32], vectors: Vectors) {
+/// Writes a vector for each pixel of at most sixteen planes: a plane in each lane, and zeros in others. Asks for the planes
+/// that come `next` elements later.
+fn spread<S: Stored>(planes: &[S], pixels: usize, next: usize, to: &mut [u32], vectors: Vectors) {
     let count = planes.len() / pixels;
     assert!(count <= LANES && LANES * pixels.next_multiple_of(LANES) <= to.len());
     let (planes, to) = (planes.as_ptr(), to.as_mut_ptr().cast::<f32>());
@@ -307,7 +311,9 @@ fn spread<S: Stored>(planes: &[S], pixels: usize, to: &mut [u32], vectors: Vecto
             unsafe {
                 let mut rows = [V::zero(); LANES];
                 for (channel, row) in rows.iter_mut().enumerate().take(count) {
-                    *row = S::load(planes.add(channel * pixels + first), mask);
+                    let pixels = planes.add(channel * pixels + first);
+                    prefetch_at(pixels.wrapping_add(next), 1);
+                    *row = S::load(pixels, mask);
                 }
                 for (pixel, vector) in V::transpose(rows).iter().enumerate() {
                     vector.store(to.add((first + pixel) * LANES));
