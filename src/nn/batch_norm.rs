@@ -202,8 +202,8 @@ impl BatchNorm {
         }
     }
 
-    /// The layer and a relu6: [`ops::batch_norm_relu6`] where `train`, else, and where ranks share their statistics,
-    /// operators one after the other.
+    /// The layer and a relu6. In training this is [`ops::batch_norm_relu6`]; in evaluation, and where ranks share their
+    /// statistics, it is two operators.
     ///
     /// # Errors
     ///

@@ -146,7 +146,8 @@ pub(crate) fn batch_norm_relu_of(
     batch_norm_rectified(format, x, affine, residual, eps, Rectifier::Relu)
 }
 
-/// [`batch_norm`] and a [`relu6`](super::relu6): how the layers of a mobile network end, in one pass over memory.
+/// [`batch_norm`] and a [`relu6`](super::relu6): how the layers of a mobile network end, in one pass over memory fewer than
+/// one after the other.
 ///
 /// # Shapes, errors
 ///
@@ -154,7 +155,7 @@ pub(crate) fn batch_norm_relu_of(
 ///
 /// # Precision
 ///
-/// As [`batch_norm`], and rounded once. The gradient is 0 where the result, rounded, is 0 or 6; where the result is NaN its
+/// As [`batch_norm`]. The gradient is 0 where the result, rounded, is 0 or 6; where the result is NaN its
 /// gradient is passed on, as by [`relu6`](super::relu6).
 ///
 /// # Examples
@@ -203,6 +204,9 @@ fn batch_norm_rectified(
     by: Rectifier,
 ) -> Result<(Tensor, OfBatch)> {
     check_eps(eps)?;
+    if residual.is_some() && by != Rectifier::Relu {
+        bail!("a residual is added before a relu, not before {by:?}");
+    }
     let statistics = Arc::new(OnceLock::new());
     let (mode, weighted) = (Mode::Train(statistics.clone()), weight.is_some());
     let op = match by {

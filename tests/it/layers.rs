@@ -1,7 +1,7 @@
 //! Layers against candle_nn's, and the seeded generator.
 
 use candle_amp::{Autocast, Parameters, nn, ops, random as generator};
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder, VarMap};
 
 use crate::util::{assert_close, assert_same, largest, random, seeded, to_vec};
@@ -71,9 +71,12 @@ fn a_model_with_channels_last_is_the_one_with_channels_first() -> Result<()> {
         let roundings = if dtype == DType::F32 { 64.0 } else { 8.0 };
         let close = |what, a: &Tensor, b: &Tensor| assert_close(what, a, b, dtype, roundings);
         let (amp, turned) = (Autocast::new(dtype), images.permute((0, 2, 3, 1))?);
-        for train in [true, false] {
+        for (six, train) in [(false, true), (false, false), (true, true), (true, false)] {
             let run = |(conv, norm): &(nn::Conv2d, nn::BatchNorm), x: &Tensor| {
-                amp.scope(|| norm.forward_relu_t(&conv.forward(x)?, None, train))
+                amp.scope(|| match (conv.forward(x)?, six) {
+                    (y, false) => norm.forward_relu_t(&y, None, train),
+                    (y, true) => norm.forward_relu6_t(&y, train),
+                })
             };
             let (a, b) = (run(&first, &images)?, run(&last, &turned)?);
             assert_eq!((b.dims(), b.dtype()), (&[4, 5, 4, 18][..], dtype));
@@ -95,6 +98,35 @@ fn a_model_with_channels_last_is_the_one_with_channels_first() -> Result<()> {
         }
         close("running mean", last.1.running_mean(), first.1.running_mean());
         close("running var", last.1.running_var(), first.1.running_var());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_batch_norm_with_relu6_is_one_and_then_the_other() -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let layer = || {
+            let varmap = VarMap::new();
+            let norm = nn::batch_norm(5, 1e-3, nn::var_builder(&varmap, DType::F32, &CPU))?;
+            // So that some results are above six.
+            let weight = &varmap.data().lock().unwrap()["weight"];
+            weight.set(&(weight.as_detached_tensor() * 8.0)?)?;
+            Ok::<_, candle_core::Error>(norm)
+        };
+        let (joined, apart) = (layer()?, layer()?);
+        let x = Var::from_tensor(&(random(1, (6, 5, 3, 4), dtype) * 3.0)?)?;
+        for train in [true, false] {
+            let a = joined.forward_relu6_t(&x, train)?;
+            let b = ops::relu6(&apart.forward_t(&x, train)?)?;
+            assert_same("output", &a, &b);
+            let gradient = |y: &Tensor| -> Result<Tensor> {
+                let store = ops::sum(&ops::mul(y, y)?)?.backward()?;
+                Ok(store.get(&x).expect("a gradient").clone())
+            };
+            assert_same("gradient", &gradient(&a)?, &gradient(&b)?);
+        }
+        assert_same("running mean", joined.running_mean(), apart.running_mean());
+        assert_same("running variance", joined.running_var(), apart.running_var());
     }
     Ok(())
 }

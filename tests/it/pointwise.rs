@@ -51,7 +51,7 @@ fn activations_are_candles() -> Result<()> {
 #[test]
 fn relus_pass_on_the_gradient_of_nan() -> Result<()> {
     type Function = fn(&Tensor) -> Result<Tensor>;
-    let relus: [Function; 4] = [
+    let relus: [Function; 5] = [
         ops::relu,
         ops::relu6,
         |x| ops::add_relu(x, &x.zeros_like()?),
@@ -60,6 +60,10 @@ fn relus_pass_on_the_gradient_of_nan() -> Result<()> {
             let zeros = Tensor::zeros(shape, x.dtype(), &CPU)?;
             // Normalised, zeros are zeros.
             Ok(ops::batch_norm_relu(&zeros, None, None, Some(&x.reshape(shape)?), 1.0)?.0)
+        },
+        |x| {
+            let zeros = Tensor::zeros((2, x.elem_count()), x.dtype(), &CPU)?;
+            ops::batch_norm_relu6(&zeros, None, Some(x), 1.0)?.0.narrow(0, 0, 1)
         },
     ];
     for (number, relu) in relus.into_iter().enumerate() {

@@ -66,7 +66,7 @@ DEVICE void moments(const T *x, A *parts_of, size_t rows, size_t channels, size_
     }
 }
 
-// y = (x - mean) * weight / sqrt(var + eps) + bias, the residual added where `finish` is 2, and what else it says.
+// y = (x - mean) * weight / sqrt(var + eps) + bias, plus the residual where `finish` is 2; then `finished`.
 //
 // With `parts_of`, mean and variance are what it says, and are written with 1 / sqrt(var + eps).
 // Without, they are read, and `inv_std` is not there.

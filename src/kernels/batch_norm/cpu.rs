@@ -2,8 +2,7 @@
 //!
 //! All that depends on the channel alone is computed once per channel: forward is then `(x - mean) * scale + bias`,
 //! backward a linear function of `x` and its gradient. A fused rectifier, with or without a residual, is part of the same
-//! pass, so that nothing in between is written. Backward finds out again from `x` where it
-//! let a number through. It uses the same numbers in the same order as forward, so both agree.
+//! pass, so that nothing in between is written. Backward finds out again from `x` what the rectifier let through. It uses the same numbers in the same order as forward, so both agree.
 
 use candle_core::{Result, Tensor};
 
@@ -144,7 +143,7 @@ fn through_relu<T: Lane>(x: T::Acc, g: T::Acc, [mean, scale, bias]: [T::Acc; 3])
     rectified_gradient(T::narrowed((x - mean) * scale + bias).widened(), g)
 }
 
-/// The same of relu6, which stops it where it left six too.
+/// Of relu6: zero where six was left, too.
 #[inline(always)]
 fn through_relu6<T: Lane>(x: T::Acc, g: T::Acc, [mean, scale, bias]: [T::Acc; 3]) -> T::Acc {
     let y = T::narrowed((x - mean) * scale + bias).widened();

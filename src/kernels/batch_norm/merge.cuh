@@ -30,9 +30,9 @@ template <class A> DEVICE A finished(A y, int finish) {
     return finish && y <= 0 ? A(0) : y;
 }
 
-// Stops a gradient where a rectifier left zero of its result, rounded to T, or six, and lets it through where that is NaN.
-// Computes the result from x again, so that no gradient in between is written and read twice. `by` is 0 for no rectifier,
-// 1 for relu and 3 for relu6.
+// Stops a gradient where a rectifier left zero, or relu6 six, of a result rounded to T, and lets it through where that is
+// NaN. Computes the result from x again, so that no gradient in between is written and read twice. `by` is 0 for no
+// rectifier, 1 for relu and 3 for relu6.
 template <class T, class A> struct Gate {
     A mean, scale, shift;
     int by;

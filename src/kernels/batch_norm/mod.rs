@@ -17,7 +17,6 @@ use candle_core::{Result, Tensor, Var};
 pub(crate) use affine::{Affine, Finish, Rectifier};
 pub(crate) use statistics::{Running, Statistics};
 
-use crate::kernels::activation::{self, Pointwise};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::{plain, relu_backward};
 use crate::kernels::reduce::channels::Channels;
@@ -137,7 +136,7 @@ pub(crate) fn backward_rectified(
     if !x.device().is_cpu() {
         let grad = match by {
             Rectifier::Relu => relu_backward(y, &grad)?,
-            Rectifier::Relu6 => activation::derivative(Pointwise::Relu6 {}, y, &grad)?,
+            Rectifier::Relu6 => portable::relu6_backward(y, &grad)?,
         };
         return backward_train(format, &x, &grad, affine.weight, statistics);
     }

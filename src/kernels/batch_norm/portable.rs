@@ -12,7 +12,7 @@ use candle_core::{Result, Tensor};
 use super::affine::{Affine, Finish, Gradients, Rectifier};
 use super::statistics::{Running, Statistics};
 use crate::kernels::accumulator;
-use crate::kernels::elementwise::portable::{along, clamped, relu, upcast};
+use crate::kernels::elementwise::portable::{along, relu, relu_backward, upcast};
 
 pub(super) fn forward_train(
     x: &Tensor,
@@ -28,7 +28,7 @@ pub(super) fn forward_train(
     let y = match finish {
         Finish::Plain => y,
         Finish::Rectified(Rectifier::Relu) => relu(&y)?,
-        Finish::Rectified(Rectifier::Relu6) => clamped(&y, 0.0, 6.0)?,
+        Finish::Rectified(Rectifier::Relu6) => relu6(&y)?,
         Finish::AddRelu(residual) => relu(&(y + upcast(residual)?)?)?,
     };
     Ok((y.to_dtype(x.dtype())?, Statistics::new(&mean, &var, &inv_std)?))
@@ -89,6 +89,22 @@ pub(super) fn backward_eval(
     let (normalised, grad) = (normalise(x, mean, &inv_std)?, upcast(grad)?);
     let dx = grad.broadcast_mul(&along(&scale(&inv_std, weight, x)?, x)?)?;
     Ok((dx.to_dtype(x.dtype())?, sum(&(&grad * &normalised)?)?, sum(&grad)?))
+}
+
+/// NaN stays NaN.
+fn relu6(y: &Tensor) -> Result<Tensor> {
+    let (y, six) = (relu(y)?, sixes(y)?);
+    y.ge(&six)?.where_cond(&six, &y)
+}
+
+/// The gradient before relu6, which gave `y`: 0 where that is 0 or 6, whatever the gradient after it is.
+pub(super) fn relu6_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let grad = relu_backward(y, grad)?;
+    y.ge(&sixes(y)?)?.where_cond(&grad.zeros_like()?, &grad)
+}
+
+fn sixes(x: &Tensor) -> Result<Tensor> {
+    x.ones_like()?.affine(6.0, 0.0)
 }
 
 /// In the dtype of the arithmetic.

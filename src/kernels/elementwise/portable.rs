@@ -45,7 +45,7 @@ pub(in crate::kernels) fn relu(x: &Tensor) -> Result<Tensor> {
     x.le(&zeros)?.where_cond(&zeros, x)
 }
 
-pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+pub(in crate::kernels) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let zeros = y.zeros_like()?;
     y.le(&zeros)?.where_cond(&zeros, grad)
 }

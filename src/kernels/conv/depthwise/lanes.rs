@@ -298,8 +298,8 @@ impl PairList {
     }
 }
 
-/// Writes a vector for each pixel of at most sixteen planes: a plane in each lane, and zeros in others. Asks for the planes
-/// that come `next` elements later.
+/// Writes a vector for each pixel of at most sixteen planes: a plane in each lane, and zeros in others. Asks for those
+/// `next` elements further, which are read after them.
 fn spread<S: Stored>(planes: &[S], pixels: usize, next: usize, to: &mut [u32], vectors: Vectors) {
     let count = planes.len() / pixels;
     assert!(count <= LANES && LANES * pixels.next_multiple_of(LANES) <= to.len());

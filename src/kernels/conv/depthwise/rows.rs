@@ -193,13 +193,13 @@ fn add_up(lanes: &mut [f32], sums: &mut [f64]) {
     }
 }
 
-/// Rows of the output, and the first of its columns that a vector takes.
+/// What a vector of the gradient goes over: rows of the output, from a column on.
 #[derive(Clone, Copy)]
 struct Strip {
     first: usize,
     rows: usize,
     column: usize,
-    /// Elements to the same place of the gradient that the next image has.
+    /// Elements from there to the same place in the next image.
     next: usize,
 }
 
@@ -237,14 +237,14 @@ impl Plane {
         self.origin + row * self.pitch
     }
 
-    /// Writes the first plane of `planes`, widened, into the buffer, whose padding is left. Asks for the plane that comes
-    /// `next` elements later.
+    /// Writes the first plane of `planes`, widened, into the buffer, whose padding is left. Asks for the one `next` elements
+    /// further, which is read after it.
     fn fill<S: Stored>(&self, planes: &[S], next: usize, padded: &mut [f32], vectors: Vectors) {
         let ((height, width), (above, left), pitch) = (self.size, self.padding, self.pitch);
         assert!(planes.len() >= height * width && padded.len() == self.len());
         assert!(height + above < self.out_size.0 + self.kernel && left + width <= pitch);
         let (from, to) = (planes.as_ptr(), padded[self.row(above) + left..].as_mut_ptr());
-        let next = self.ahead::<S>(next, height * width);
+        let next = ahead::<S>(next);
         with_vectors!(vectors, V => for column in (0..width).step_by(LANES) {
             let mask = first_lanes(width - column);
             let (mut from, mut to) = (from.wrapping_add(column), to.wrapping_add(column));
@@ -256,11 +256,6 @@ impl Plane {
                 (from, to) = (from.wrapping_add(width), to.wrapping_add(pitch));
             }
         });
-    }
-
-    /// Elements to what is asked for while a plane is read: to where it is itself, unless planes are far apart.
-    fn ahead<S>(&self, next: usize, plane: usize) -> usize {
-        if is_far::<S>(plane) { next } else { 0 }
     }
 
     /// Writes `first` plus the sum of the products, rounded.
@@ -312,7 +307,7 @@ impl Plane {
         let mask = first_lanes(width - column);
         let plane = padded[self.row(first) + column..].as_ptr();
         let grad = grad[first * width + column..].as_ptr();
-        let (pitch, next) = (self.pitch, self.ahead::<G>(next, height * width));
+        let (pitch, next) = (self.pitch, ahead::<G>(next));
         with_vectors!(vectors, V => {
             // SAFETY: the features. The buffer has `rows + K - 1` rows from `first` on, of whole vectors and `K - 1`
             // elements more; the gradient has `rows` rows, and lanes of the mask lie in them. `lanes` has 16 for
@@ -339,8 +334,8 @@ impl Plane {
     }
 }
 
-/// Adds the products of a row of the plane with the row of the gradient that starts there, `grad`, and those before it,
-/// of which `above` is a list. Sums and that list are by tap.
+/// Adds the products of a row of the plane. The first row of taps meets it with `grad`, the next one with the row of the
+/// gradient above that, and so on: `above` has these rows, and gets `grad`.
 ///
 /// # Safety
 /// The features of `V`; a vector and `K - 1` elements can be read from `line` on.
@@ -364,6 +359,12 @@ unsafe fn add_row<V: Vector, const K: usize>(
             }
         }
     }
+}
+
+/// How far ahead to ask for a plane that is `next` elements further: not at all where the processor does so by itself. Then
+/// what is asked for is what is read anyway.
+fn ahead<S>(next: usize) -> usize {
+    if is_far::<S>(next) { next } else { 0 }
 }
 
 /// Convolves a block of columns, `N` vectors wide, from the first row to the last. Pointers come with the elements

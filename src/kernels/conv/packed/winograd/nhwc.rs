@@ -151,7 +151,9 @@ impl NhwcConv<'_> {
         let place = self.place();
         for (row, tile) in own.enumerate() {
             let pixels = self.tiles.read(self.tiles.tile(tile));
-            self.tiles.prefetch_below(x.as_ptr(), [pixels[2][1], pixels[3][1]], self.ins);
+            let below = [pixels[2][1], pixels[3][1]];
+            let width = self.tiles.size.1;
+            Tiles::prefetch_below(x.as_ptr(), below, width, (&(0..self.ins), self.ins));
             for first in (0..self.ins).step_by(16) {
                 // SAFETY: the features; the pixels lie in the images, as asserted.
                 let v = unsafe {

@@ -65,8 +65,8 @@ impl TileGrid {
         tile
     }
 
-    /// Asks for the pixels of tiles that are two channels further, without the halo, for which other tiles ask. `x` and
-    /// `image` as [`Self::read`] has them.
+    /// Asks for the pixels of these tiles in the channel after the next, without the halo, for which other tiles ask. `x`
+    /// and `image` as [`Self::read`] has them.
     #[inline(always)]
     pub(super) fn prefetch_ahead<S>(&self, place: VectorTiles, x: *const S, image: usize) {
         let (height, width) = self.size;

@@ -73,12 +73,21 @@ impl Tiles {
         pixels
     }
 
-    /// Asks for two rows of two pixels that the tile below reads and no other has read: two rows below these, which are the
-    /// last that a tile reads. Those of the lowest tiles are the next image's.
+    /// Asks for two pixels of each of two rows, two rows below these, in images that are `width` wide: what the tile below
+    /// reads and this one does not. At the edges of an image some are not asked for. Pixels have `all` channels, of which
+    /// these are read.
     #[inline(always)]
-    pub(super) fn prefetch_below<S>(&self, x: *const S, rows: [Option<usize>; 2], channels: usize) {
+    pub(super) fn prefetch_below<S>(
+        x: *const S,
+        rows: [Option<usize>; 2],
+        width: usize,
+        (channels, all): (&Range<usize>, usize),
+    ) {
         for pixel in rows.into_iter().flatten() {
-            prefetch_at(x.wrapping_add((pixel + 2 * self.size.1) * channels), 2 * channels);
+            for pixel in [pixel, pixel + 1] {
+                let first = (pixel + 2 * width) * all + channels.start;
+                prefetch_at(x.wrapping_add(first), channels.len());
+            }
         }
     }
 

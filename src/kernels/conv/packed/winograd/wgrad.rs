@@ -221,7 +221,8 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         let (x, all) = (self.x.as_ptr(), self.shape.c_in);
         for (index, tile) in own.enumerate() {
             let pixels = tiles.read(tiles.tile(tile));
-            tiles.prefetch_below(x, [pixels[2][1], pixels[3][1]], all);
+            let below = [pixels[2][1], pixels[3][1]];
+            Tiles::prefetch_below(x, below, tiles.size.1, (&self.inputs, all));
             for first in self.inputs.clone().step_by(16) {
                 // SAFETY: the features; the pixels lie in the images of the run.
                 let v = unsafe {
@@ -242,7 +243,8 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         let (grad, all) = (self.grad.as_ptr(), self.shape.c_out);
         for (index, tile) in own.enumerate() {
             let pixels = tiles.written(tiles.tile(tile));
-            tiles.prefetch_below(grad, [pixels[0][0], pixels[1][0]], all);
+            let below = [pixels[0][0], pixels[1][0]];
+            Tiles::prefetch_below(grad, below, tiles.out_size.1, (&self.channels, all));
             for first in self.channels.clone().step_by(16) {
                 // SAFETY: the features; the pixels lie in the images of the run.
                 let m = unsafe {
