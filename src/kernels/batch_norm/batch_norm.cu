@@ -206,7 +206,7 @@ DEVICE void average(A *mean, A *var, const A *batch_mean, const A *batch_var, A 
     KERNEL gradient_sums_##t(const T *x, const T *g, const Acc<T> *mean, const Acc<T> *inv_std,    \
                              const Acc<T> *weight, const Acc<T> *bias, int rectifier, Acc<T> *parts_of, \
                              SIZES) {                                                              \
-        auto gate = gate_of<T>(mean, inv_std, weight, bias, rectifier, blockIdx.x % channels);          \
+        auto gate = gate_of<T>(mean, inv_std, weight, bias, rectifier, blockIdx.x % channels);     \
         if (inner % Pack<T>::LEN == 0 && aligned(x) && aligned(g))                                 \
             gradient_sums<Pack<T>::LEN>(x, g, gate, parts_of, rows, channels, inner, parts);       \
         else                                                                                       \
@@ -214,9 +214,9 @@ DEVICE void average(A *mean, A *var, const A *batch_mean, const A *batch_var, A 
     }                                                                                              \
     KERNEL input_gradient_##t(const T *x, const T *g, T *dx, const Acc<T> *mean,                   \
                               const Acc<T> *spread, const Acc<T> *weight, const Acc<T> *bias,      \
-                              int rectifier, const Acc<T> *parts_of, Acc<T> *dweight, Acc<T> *dbias,    \
+                              int rectifier, const Acc<T> *parts_of, Acc<T> *dweight, Acc<T> *dbias, \
                               int train, double eps, SIZES) {                                      \
-        auto gate = gate_of<T>(mean, spread, weight, bias, rectifier, blockIdx.x % channels);           \
+        auto gate = gate_of<T>(mean, spread, weight, bias, rectifier, blockIdx.x % channels);      \
         input_gradient(x, g, dx, weight, spread, gate, parts_of, dweight, dbias, train, eps, rows, \
                        channels, inner, parts);                                                    \
     }

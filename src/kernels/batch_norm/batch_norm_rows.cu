@@ -247,8 +247,8 @@ DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, co
     }                                                                                              \
     ROW_KERNEL row_gradient_sums_##t(double *sums, const T *x, const T *g, const Acc<T> *mean,     \
                                      const Acc<T> *inv_std, const Acc<T> *weight,                  \
-                                     const Acc<T> *bias, int rectifier, SIZES) {                        \
-        PACKED(row_gradient_sums, T, sums, x, g, mean, inv_std, weight, bias, rectifier)                \
+                                     const Acc<T> *bias, int rectifier, SIZES) {                   \
+        PACKED(row_gradient_sums, T, sums, x, g, mean, inv_std, weight, bias, rectifier)           \
     }                                                                                              \
     ROW_KERNEL merge_gradients_##t(const double *sums, const Acc<T> *weight, const Acc<T> *spread, \
                                    Acc<T> *dweight, Acc<T> *dbias, Acc<T> *factors, int train,     \
@@ -257,7 +257,7 @@ DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, co
     }                                                                                              \
     ROW_KERNEL row_input_gradient_##t(const T *x, const T *g, T *dx, const Acc<T> *mean,           \
                                       const Acc<T> *inv_std, const Acc<T> *weight,                 \
-                                      const Acc<T> *bias, int rectifier, const Acc<T> *factors,         \
+                                      const Acc<T> *bias, int rectifier, const Acc<T> *factors,    \
                                       int train, SIZES) {                                          \
         PACKED(row_input_gradient, T, x, g, dx, mean, inv_std, weight, bias, rectifier, factors, train) \
     }

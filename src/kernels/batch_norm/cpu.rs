@@ -2,7 +2,8 @@
 //!
 //! All that depends on the channel alone is computed once per channel: forward is then `(x - mean) * scale + bias`,
 //! backward a linear function of `x` and its gradient. A fused rectifier, with or without a residual, is part of the same
-//! pass, so that nothing in between is written. Backward finds out again from `x` what the rectifier let through. It uses the same numbers in the same order as forward, so both agree.
+//! pass, so that nothing in between is written. Backward finds out again from `x` what the rectifier let through. It uses
+//! the same numbers in the same order as forward, so both agree.
 
 use candle_core::{Result, Tensor};
 
