@@ -101,7 +101,7 @@ fn convolve<O: Rounded>(
                 for (i, out) in out.chunks_exact_mut(pixels).enumerate() {
                     let at = task * per_task + i;
                     let channel = at % shape.c_in;
-                    plane.fill(&x[at * image..], image, padded, vectors);
+                    plane.fill(&x[at * image..][..image], image, padded, vectors);
                     let weight = &weight[channel * taps..][..taps];
                     let bias = bias.map_or(0.0, |bias| bias[channel]);
                     match plane.kernel {
@@ -148,8 +148,9 @@ pub(in super::super) fn wgrad(
                 lanes.fill(0.0);
                 let mut terms = 0;
                 for at in (0..shape.batch).map(|image| image * shape.c_in + channel) {
-                    plane.fill(&x[at * image..], shape.c_in * image, padded, vectors);
-                    let grad = &grad[at * pixels..];
+                    let next = shape.c_in * image;
+                    plane.fill(&x[at * image..][..image], next, padded, vectors);
+                    let grad = &grad[at * pixels..][..pixels];
                     for first in (0..shape.out_height).step_by(STRIP) {
                         let rows = STRIP.min(shape.out_height - first);
                         for column in (0..shape.out_width).step_by(LANES) {
@@ -237,13 +238,13 @@ impl Plane {
         self.origin + row * self.pitch
     }
 
-    /// Writes the first plane of `planes`, widened, into the buffer, whose padding is left. Asks for the one `next` elements
-    /// further, which is read after it.
-    fn fill<S: Stored>(&self, planes: &[S], next: usize, padded: &mut [f32], vectors: Vectors) {
+    /// Writes `image`, widened, into the buffer, whose padding is left. Asks for the one `next` elements further, which is
+    /// read after it.
+    fn fill<S: Stored>(&self, image: &[S], next: usize, padded: &mut [f32], vectors: Vectors) {
         let ((height, width), (above, left), pitch) = (self.size, self.padding, self.pitch);
-        assert!(planes.len() >= height * width && padded.len() == self.len());
+        assert!(image.len() == height * width && padded.len() == self.len());
         assert!(height + above < self.out_size.0 + self.kernel && left + width <= pitch);
-        let (from, to) = (planes.as_ptr(), padded[self.row(above) + left..].as_mut_ptr());
+        let (from, to) = (image.as_ptr(), padded[self.row(above) + left..].as_mut_ptr());
         let next = ahead::<S>(next);
         with_vectors!(vectors, V => for column in (0..width).step_by(LANES) {
             let mask = first_lanes(width - column);
@@ -301,7 +302,7 @@ impl Plane {
         vectors: Vectors,
     ) {
         let (height, width) = self.out_size;
-        assert!(padded.len() == self.len() && grad.len() >= height * width);
+        assert!(padded.len() == self.len() && grad.len() == height * width);
         assert!(lanes.len() == K * K * LANES && self.kernel == K);
         assert!(first + rows <= height && column < width);
         let mask = first_lanes(width - column);
