@@ -125,11 +125,6 @@ impl<'a> Algorithm<'a> {
 
     /// Packed GEMM by this instruction set, or what is faster for some shapes.
     pub(super) fn packed(pass: PassKind, shape: &Shape, isa: InstructionSet) -> Self {
-        let tiles = || match pass {
-            PassKind::Forward => winograd::suits(shape),
-            PassKind::Dgrad => shape.transposed().is_some_and(|back| winograd::suits(&back)),
-            PassKind::Wgrad => winograd::suits_wgrad(shape),
-        };
         let in_lanes = || match pass {
             PassKind::Forward => lanes::suits(shape, Order::Forward, isa),
             PassKind::Dgrad => lanes::suits(shape, Order::Backward, isa),
@@ -140,7 +135,7 @@ impl<'a> Algorithm<'a> {
             _ if pass != PassKind::Dgrad && few_channels::suits(shape, isa) => {
                 Self::FewChannels(isa)
             }
-            _ if isa.is_f32() && tiles() => Self::Winograd(isa),
+            _ if isa.is_f32() && winograd::suits_pass(pass, shape) => Self::Winograd(isa),
             Format::ChannelsLast => Self::PackedNhwc(isa),
             Format::ChannelsFirst if in_lanes() => Self::ImagesInLanes(isa),
             Format::ChannelsFirst => Self::Packed(isa),

@@ -1,5 +1,7 @@
 //! Convolutions by tiles.
 
+mod strided;
+
 use super::super::packed::few_channels;
 use super::super::packed::winograd::{suits, suits_wgrad};
 use super::packed::{dgrad, forward, wgrad};
@@ -144,7 +146,7 @@ pub(super) fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) 
         let tiles = shape.batch * shape.out_height.div_ceil(2) * shape.out_width.div_ceil(2);
         result[2] = loosened(dw, &gradient_magnitudes(x, grad, shape), tiles);
     }
-    result
+    strided::tolerant(result, operands, shape)
 }
 
 fn shape(dims: [usize; 4], c_out: usize, padding: (usize, usize)) -> Shape {

@@ -10,10 +10,12 @@
 //! that it is infinite or NaN as it ought to be.
 #![allow(unsafe_code)]
 
+mod columns;
 mod grid;
 mod nhwc;
 mod pixels;
 mod products;
+mod strided;
 mod suits;
 mod tiles;
 mod transform;
@@ -33,15 +35,30 @@ use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded};
 use crate::kernels::tensors::format::Format;
 use grid::{TileGrid, VectorTiles};
 use nhwc::convolve_nhwc;
 use products::{ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps};
+#[cfg(test)]
+pub(in crate::kernels::conv) use strided::suits as suits_strided;
 pub(super) use suits::is_plain;
 pub(in crate::kernels::conv) use suits::suits;
 pub(super) use wgrad::Wgrad;
 pub(in crate::kernels::conv) use wgrad::suits_wgrad;
+
+/// Whether tiles are faster than row panels for a pass.
+pub(in crate::kernels::conv) fn suits_pass(pass: PassKind, shape: &Shape) -> bool {
+    match pass {
+        PassKind::Forward => suits(shape) || strided::suits(shape, Order::Forward),
+        PassKind::Dgrad => {
+            shape.transposed().is_some_and(|back| suits(&back))
+                || strided::suits(shape, Order::Backward)
+        }
+        PassKind::Wgrad => suits_wgrad(shape) || strided::suits(shape, Order::Forward),
+    }
+}
 
 /// See [`super::super::forward`], or [`super::super::dgrad`]; `None` where a result is not finite, or no convolution at
 /// stride 1 is the gradient.
@@ -53,6 +70,9 @@ pub(in crate::kernels::conv) fn convolve<O: Rounded>(
     order: Order,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
+    if shape.geometry.stride == 2 {
+        return strided::convolve::<O>(x, weight, bias, shape, order, isa);
+    }
     let shape = if order == Order::Backward { shape.transposed() } else { Some(*shape) };
     let Some(shape) = &shape else { return Ok(None) };
     let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);

@@ -6,9 +6,6 @@
 //! A thread transforms up to [`TILES`] tiles of all channels into scratch. For each of the 16 elements of a transformed
 //! tile it multiplies them by the transformed weights: rows are tiles, columns output channels. Then it transforms the
 //! sums back, adds the bias and rounds them into pixels.
-//!
-//! Output channels are cut into products of about equal width, at most [`VECTORS`] vectors. Where that is one vector, a
-//! product has [`TALL`] rows: with fewer sums, a multiply-add would wait for the one before.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -19,7 +16,8 @@ use candle_core::{Result, Tensor};
 use super::super::rows::{Stored, with_stored};
 use super::super::store::OutputImages;
 use super::super::weights::Order;
-use super::products::{ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps};
+use super::columns::Columns;
+use super::products::{TILE_ELEMENTS, TILES, for_each_block, taps};
 use super::tiles::{Tiles, load};
 use super::transform;
 use crate::kernels::conv::shape::Shape;
@@ -29,8 +27,6 @@ use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded};
 
-/// Rows of a product that has one vector of columns; others have [`ROWS`].
-const TALL: usize = 16;
 /// Channels of a transformed tile that lie together: the depth of a product.
 const CHANNELS: usize = 64;
 
@@ -56,26 +52,6 @@ pub(super) fn convolve_nhwc<O: Rounded>(
     };
     let len = shape.batch * shape.out_image();
     Ok(with_stored!(x, O, x => try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
-}
-
-/// How output channels are divided into columns of products.
-#[derive(Clone, Copy, Debug)]
-struct Columns {
-    products: usize,
-    /// Vectors of each, but perhaps fewer of the last.
-    vectors: usize,
-}
-
-impl Columns {
-    fn new(outs: usize) -> Self {
-        let vectors = outs.div_ceil(16);
-        let products = vectors.div_ceil(VECTORS);
-        Self { products, vectors: vectors.div_ceil(products) }
-    }
-
-    fn width(self) -> usize {
-        16 * self.vectors
-    }
 }
 
 /// Transforms weights: `(product, place, channel, output channel)`.
@@ -189,8 +165,8 @@ impl NhwcConv<'_> {
         let mut finite = true;
         for product in 0..self.columns.products {
             let first = product * width;
-            let vectors = (self.outs - first).div_ceil(16).min(self.columns.vectors);
-            let rows = if vectors == 1 { TALL } else { ROWS };
+            let vectors = self.columns.vectors_of(product, self.outs);
+            let rows = Columns::rows(vectors);
             for i in 0..TILE_ELEMENTS {
                 let of_place = (product * TILE_ELEMENTS + i) * self.ins * width;
                 let weight = self.weight.as_ptr().cast::<f32>().wrapping_add(of_place);
@@ -202,28 +178,12 @@ impl NhwcConv<'_> {
                             ((left, 1), (weight.wrapping_add(channel * width), width));
                         let depth = CHANNELS.min(self.ins - channel);
                         let sums = (sums.wrapping_add((i * TILES + row) * width), width);
-                        // SAFETY: there are `TILES` tiles and sums, whole `TALL`s, and weights of all channels.
+                        // SAFETY: there are `TILES` tiles and sums, whole steps, and weights of all channels.
                         unsafe {
-                            match (vectors, channel) {
-                                (1, 0) => V::multiply::<TALL, 1, CHANNELS, false>(
-                                    left, right, depth, sums,
-                                ),
-                                (1, _) => {
-                                    V::multiply::<TALL, 1, CHANNELS, true>(left, right, depth, sums)
-                                }
-                                (2, 0) => V::multiply::<ROWS, 2, CHANNELS, false>(
-                                    left, right, depth, sums,
-                                ),
-                                (2, _) => {
-                                    V::multiply::<ROWS, 2, CHANNELS, true>(left, right, depth, sums)
-                                }
-                                (_, 0) => V::multiply::<ROWS, 3, CHANNELS, false>(
-                                    left, right, depth, sums,
-                                ),
-                                (_, _) => {
-                                    V::multiply::<ROWS, 3, CHANNELS, true>(left, right, depth, sums)
-                                }
-                            }
+                            let add = channel > 0;
+                            Columns::multiply::<V, CHANNELS>(
+                                vectors, left, right, depth, sums, add,
+                            );
                         }
                     }
                 }

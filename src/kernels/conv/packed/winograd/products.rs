@@ -1,10 +1,13 @@
-//! The products of tiles: their sizes, the weights that are transformed for them, and the loop over blocks of tiles.
+//! The products of tiles: their sizes, the weights that are transformed for them, the loop over blocks of tiles, and sums over
+//! tiles.
+#![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::weights::Order;
 use crate::kernels::cpu::parallel;
+use crate::kernels::cpu::vector::Vector;
 use crate::kernels::gemm::micro::with_words;
 
 /// Output channels of a product.
@@ -40,11 +43,11 @@ pub(super) fn taps<const N: usize>(
 
 /// Calls `convolve` with every `block` of `count`, on all threads, and with scratch of these sizes, until a result is
 /// not finite. Whether all are finite.
-pub(super) fn for_each_block(
+pub(super) fn for_each_block<const N: usize>(
     count: usize,
     block: usize,
-    sizes: [usize; 2],
-    convolve: impl Fn(Range<usize>, [*mut f32; 2]) -> bool + Sync,
+    sizes: [usize; N],
+    convolve: impl Fn(Range<usize>, [*mut f32; N]) -> bool + Sync,
 ) -> bool {
     let finite = AtomicBool::new(true);
     // Enough for all threads to end together, in whole products.
@@ -65,4 +68,43 @@ pub(super) fn for_each_block(
         });
     });
     finite.into_inner()
+}
+
+/// Adds a product over `depth` tiles to `(channel, output channel)`: of channels `LEFT` elements apart and tiles as the left
+/// matrix comes with, by output channels of whole vectors.
+///
+/// # Safety
+/// The features of `V`; matrices of these sizes, with room for channels in whole [`ROWS`].
+#[inline(always)]
+pub(super) unsafe fn add_product<V: Vector, const LEFT: usize>(
+    (left, left_step): (*const f32, usize),
+    right: *const f32,
+    (ins, outs): (usize, usize),
+    depth: usize,
+    products: *mut f32,
+) {
+    let mut row = 0;
+    while row < ins {
+        // Sixteen sums at a time, as one waits four cycles for the one before.
+        let tall = outs == 16 && row + ROWS < ins;
+        let mut column = 0;
+        while column < outs {
+            let left = (left.wrapping_add(row * LEFT), left_step);
+            let right = (right.wrapping_add(column), outs);
+            let sums = (products.wrapping_add(row * outs + column), outs);
+            let vectors = (outs - column) / 16;
+            // SAFETY: rows and vectors are left.
+            column += 16
+                * unsafe {
+                    match vectors {
+                        1 if tall => V::multiply::<16, 1, LEFT, true>(left, right, depth, sums),
+                        1 => V::multiply::<ROWS, 1, LEFT, true>(left, right, depth, sums),
+                        3 => V::multiply::<ROWS, 3, LEFT, true>(left, right, depth, sums),
+                        _ => V::multiply::<ROWS, 2, LEFT, true>(left, right, depth, sums),
+                    }
+                    if vectors % 2 == 1 { vectors } else { 2 }
+                };
+        }
+        row += if tall { 2 * ROWS } else { ROWS };
+    }
 }

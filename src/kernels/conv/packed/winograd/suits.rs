@@ -6,14 +6,14 @@ use super::tiles::Tiles;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::tensors::format::Format;
 
-/// Whether a convolution is of the kind taken here.
+/// Whether a convolution is of the kind taken at stride 1.
 pub(in super::super) fn is_plain(shape: &Shape) -> bool {
     let kernel = (shape.kernel_height, shape.kernel_width);
     let geometry = shape.geometry;
     kernel == (3, 3) && (geometry.stride, geometry.dilation, geometry.groups) == (1, 1, 1)
 }
 
-/// Whether tiles are faster than row panels.
+/// Whether tiles are faster than row panels at stride 1, forward.
 pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
     let channels = shape.geometry.format == Format::ChannelsFirst || enough_channels(shape);
     is_plain(shape) && channels && pays(vectors(shape), 1.2, shape)

@@ -15,7 +15,8 @@ use std::ops::Range;
 
 use super::super::rows::Stored;
 use super::grid::{TileGrid, VectorTiles};
-use super::products::{ROWS, TILE_ELEMENTS, TILES, VECTORS};
+use super::products::{TILE_ELEMENTS, TILES, VECTORS, add_product};
+use super::strided;
 use super::suits::{enough_channels, is_plain, pays, vectors};
 use super::tiles::{Tiles, load};
 use super::transform;
@@ -50,6 +51,9 @@ impl Wgrad<'_> {
     /// Images of a run, whose sums are kept apart: whole vectors, and enough of them that
     /// transforming the sums is little beside.
     pub(in super::super) fn run_images(shape: &Shape) -> usize {
+        if shape.geometry.stride == 2 {
+            return strided::run_images(shape);
+        }
         let together = match shape.geometry.format {
             Format::ChannelsFirst => TileGrid::of(shape).together,
             Format::ChannelsLast => 1,
@@ -67,6 +71,11 @@ impl Wgrad<'_> {
         images: Range<usize>,
     ) -> Vec<f32> {
         let shape = self.shape;
+        if shape.geometry.stride == 2 {
+            let Self { vectors, ref channels, .. } = *self;
+            let work = strided::Wgrad { shape, channels: channels.clone(), vectors };
+            return work.run(x, grad, images);
+        }
         assert!(self.channels.end <= shape.c_out);
         let of_x = TileGrid { batch: images.len(), ..TileGrid::of(shape) };
         let of_grad = TileGrid { size: of_x.out_size, padding: (0, 0), ..of_x };
@@ -265,35 +274,12 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
     unsafe fn add<V: Vector, const LEFT: usize>(&self, depth: usize) {
         let left_step = if LEFT == 1 { self.ins } else { 1 };
         for place in 0..TILE_ELEMENTS {
-            let mut row = 0;
-            while row < self.inputs.len() {
-                // Sixteen sums at a time, as one waits four cycles for the one before.
-                let tall = self.outs == 16 && row + ROWS < self.inputs.len();
-                let mut column = 0;
-                while column < self.outs {
-                    let left = self.left.wrapping_add(place * self.left_place + row * LEFT);
-                    let right = self.right.wrapping_add(place * self.right_place + column);
-                    let to = (place * self.ins + row) * self.outs + column;
-                    let (left, right) =
-                        ((left.cast_const(), left_step), (right.cast_const(), self.outs));
-                    let sums = (self.products.wrapping_add(to), self.outs);
-                    let vectors = (self.outs - column) / 16;
-                    // SAFETY: rows and vectors of this place are left.
-                    column += 16
-                        * unsafe {
-                            match vectors {
-                                1 if tall => {
-                                    V::multiply::<16, 1, LEFT, true>(left, right, depth, sums)
-                                }
-                                1 => V::multiply::<ROWS, 1, LEFT, true>(left, right, depth, sums),
-                                3 => V::multiply::<ROWS, 3, LEFT, true>(left, right, depth, sums),
-                                _ => V::multiply::<ROWS, 2, LEFT, true>(left, right, depth, sums),
-                            }
-                            if vectors % 2 == 1 { vectors } else { 2 }
-                        };
-                }
-                row += if tall { 2 * ROWS } else { ROWS };
-            }
+            let left = self.left.wrapping_add(place * self.left_place).cast_const();
+            let right = self.right.wrapping_add(place * self.right_place).cast_const();
+            let products = self.products.wrapping_add(place * self.ins * self.outs);
+            let sizes = (self.inputs.len(), self.outs);
+            // SAFETY: these are the place's, of so many channels and output channels.
+            unsafe { add_product::<V, LEFT>((left, left_step), right, sizes, depth, products) };
         }
     }
 

@@ -1,0 +1,149 @@
+//! Weights, transformed for tiles at stride 2.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use super::super::columns::Columns;
+use super::phases::{Group, PLACES, Phase, ROW, chunk};
+use super::transform;
+use crate::kernels::conv::packed::weights::Order;
+use crate::kernels::conv::shape::Shape;
+use crate::kernels::cpu::parallel;
+use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
+use crate::kernels::gemm::micro::{PackedWords, as_f32_mut};
+
+/// `(group, chunk, product, place, phase and channel, output channel)`: [`ROW`] phases and channels, of which those of the
+/// chunk come first, the channels in whole vectors.
+pub(super) fn pack(
+    weight: &[f32],
+    shape: &Shape,
+    (ins, outs): (usize, usize),
+    groups: &[Group],
+    order: Order,
+    vectors: Vectors,
+) -> PackedWords {
+    let columns = Columns::new(outs);
+    let taps = (shape.kernel_height, shape.kernel_width);
+    assert!(weight.len() == ins * outs * taps.0 * taps.1 && taps.0.max(taps.1) <= 4);
+    let block = block(columns);
+    let (products, chunks) = (columns.products, ins.div_ceil(chunk(order)));
+    let blocks = groups.len() * chunks * products;
+    let mut packed = PackedWords::new(blocks * block);
+    let blocks = &mut packed.as_mut_slice()[..blocks * block];
+    parallel::for_each_chunk(blocks, block, |index, places| {
+        let first = index / products % chunks * chunk(order);
+        let block = Block {
+            weight,
+            taps,
+            sides: (ins, outs),
+            order,
+            group: &groups[index / products / chunks],
+            channels: first..ins.min(first + chunk(order)),
+            outs: index % products * columns.width()
+                ..outs.min((index % products + 1) * columns.width()),
+            width: columns.width(),
+        };
+        // SAFETY: the features of the vectors; weights of that length, and a whole block.
+        with_vectors!(vectors, V => unsafe { block.pack::<V>(as_f32_mut(places)) });
+    });
+    packed
+}
+
+/// Elements of a chunk's weights for a product.
+pub(super) fn block(columns: Columns) -> usize {
+    PLACES * ROW * columns.width()
+}
+
+/// The weights of a chunk of channels for a product.
+struct Block<'a> {
+    weight: &'a [f32],
+    taps: (usize, usize),
+    /// All channels and output channels.
+    sides: (usize, usize),
+    order: Order,
+    group: &'a Group,
+    channels: Range<usize>,
+    outs: Range<usize>,
+    width: usize,
+}
+
+impl Block<'_> {
+    /// # Safety
+    /// The features of `V`; weights of all channels and output channels; as many places as [`block`] says.
+    #[inline(always)]
+    unsafe fn pack<V: Vector>(&self, places: &mut [f32]) {
+        let depth = self.channels.len().next_multiple_of(16);
+        assert!(
+            places.len() == PLACES * ROW * self.width && self.group.phases.len() * depth <= ROW
+        );
+        for (first, out) in self.outs.clone().step_by(16).enumerate() {
+            for index in 0..depth {
+                // SAFETY: the features; the kernels of a channel that is there.
+                let taps = unsafe {
+                    if index < self.channels.len() {
+                        self.taps::<V>(self.channels.start + index, out)
+                    } else {
+                        [V::zero(); 16]
+                    }
+                };
+                for (phase, &at) in self.group.phases.iter().enumerate() {
+                    // SAFETY: the features.
+                    let u = unsafe { transform::spread(self.of_phase(&taps, at)) };
+                    for (place, u) in u.as_flattened().iter().enumerate() {
+                        let Some(before) = self.group.before[place][phase] else { continue };
+                        let row = place * ROW + before * depth + index;
+                        let at = &mut places[row * self.width + 16 * first..][..16];
+                        // SAFETY: the features, and sixteen elements.
+                        unsafe { u.store(at.as_mut_ptr()) };
+                    }
+                }
+            }
+        }
+    }
+
+    /// The kernels of a channel and sixteen output channels, a lane each; zeros for those beyond the last.
+    ///
+    /// # Safety
+    /// The features of `V`; the channel is there.
+    #[inline(always)]
+    unsafe fn taps<V: Vector>(&self, channel: usize, out: usize) -> [V; 16] {
+        let (ins, outs) = self.sides;
+        let taps = self.taps.0 * self.taps.1;
+        // SAFETY: the features.
+        let mut kernels = unsafe { [V::zero(); 16] };
+        for (kernel, out) in kernels.iter_mut().zip(out..self.outs.end) {
+            let from = match self.order {
+                Order::Forward => out * ins + channel,
+                Order::Backward => channel * outs + out,
+            };
+            let taps = &self.weight[from * taps..][..taps];
+            // SAFETY: the features, and so many elements.
+            *kernel = unsafe { V::load_masked(taps.as_ptr(), first_lanes(taps.len())) };
+        }
+        // SAFETY: the features.
+        unsafe { V::transpose(kernels) }
+    }
+
+    /// The taps of a phase, as the pass meets them; zeros for those that are not there.
+    ///
+    /// # Safety
+    /// The features of `V`.
+    #[inline(always)]
+    unsafe fn of_phase<V: Vector>(&self, taps: &[V; 16], phase: Phase) -> [[V; 2]; 2] {
+        // SAFETY: the caller's.
+        let mut g = unsafe { [[V::zero(); 2]; 2] };
+        for (m, g) in g.iter_mut().enumerate() {
+            for (n, g) in g.iter_mut().enumerate() {
+                let tap = |i: usize, phase: usize| match self.order {
+                    Order::Forward => 2 * i + phase,
+                    Order::Backward => 2 * (1 - i) + phase,
+                };
+                let (y, x) = (tap(m, phase.0), tap(n, phase.1));
+                if y < self.taps.0 && x < self.taps.1 {
+                    *g = taps[y * self.taps.1 + x];
+                }
+            }
+        }
+        g
+    }
+}
