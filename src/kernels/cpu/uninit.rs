@@ -24,6 +24,12 @@ pub(in crate::kernels) fn zeroed<T: Copy + Default>(part: &mut [MaybeUninit<T>])
     unsafe { &mut *(std::ptr::from_mut(part) as *mut [T]) }
 }
 
+/// Elements as places for others.
+pub(in crate::kernels) fn as_uninit<T: Copy>(data: &mut [T]) -> &mut [MaybeUninit<T>] {
+    // SAFETY: they lie in memory alike, and who has the places only ever writes elements.
+    unsafe { &mut *(std::ptr::from_mut(data) as *mut [MaybeUninit<T>]) }
+}
+
 /// As [`uninit_vec`], where `fill` says that it has written every element; else nothing.
 pub(in crate::kernels) fn try_uninit_vec<T: Copy>(
     len: usize,

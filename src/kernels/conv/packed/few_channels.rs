@@ -328,13 +328,14 @@ impl Wgrad<'_> {
         x: &[S],
         grad: &[G],
         images: Range<usize>,
-    ) -> Vec<f32> {
+        sums: &mut [f32],
+    ) {
         let (shape, outs) = (self.shape, self.channels.len());
         assert!(images.end * shape.image() <= x.len());
         assert!(images.end * shape.out_image() <= grad.len());
         assert!(self.channels.end <= shape.c_out && !self.channels.is_empty());
         let strips = Strips::new(shape);
-        let mut sums = vec![0f32; shape.taps() * outs];
+        assert_eq!(sums.len(), shape.taps() * outs);
         with_words([strips.len(), shape.taps() * outs * 16], |[strip, lanes]| {
             lanes.fill(0);
             let strip = strip.as_mut_ptr().cast::<f32>();
@@ -353,9 +354,8 @@ impl Wgrad<'_> {
                 });
             }
             // SAFETY: as above.
-            with_vectors!(self.vectors, V => unsafe { add_up::<V>(lanes, outs, &mut sums) });
+            with_vectors!(self.vectors, V => unsafe { add_up::<V>(lanes, outs, sums) });
         });
-        sums
     }
 
     /// Adds a strip of `rows` rows to `lanes`: `(tap, channel, output channel, lane)`.

@@ -12,12 +12,14 @@
 
 use std::array::from_fn;
 use std::mem::MaybeUninit;
+use std::ops::Deref;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::layout::Taps;
 use super::rows::{Stored, widen_into, with_stored};
 use crate::kernels::conv::shape::Shape;
+use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_bf16_vectors, with_vectors};
@@ -44,6 +46,33 @@ pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
             false => widen_into(data, places),
         })
     }))
+}
+
+/// A contiguous tensor's elements in F32.
+pub(super) enum InF32<'a> {
+    AsTheyAre(Elements<'a, f32>),
+    Widened(Vec<f32>),
+}
+
+impl InF32<'_> {
+    /// [`widened`], but not copied where they are F32.
+    pub(super) fn of(tensor: &Tensor) -> Result<InF32<'_>> {
+        Ok(match tensor.dtype() {
+            DType::F32 => InF32::AsTheyAre(Elements::of(tensor)?),
+            _ => InF32::Widened(widened(tensor)?),
+        })
+    }
+}
+
+impl Deref for InF32<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::AsTheyAre(elements) => elements,
+            Self::Widened(elements) => elements,
+        }
+    }
 }
 
 /// Whether zeros around the gradient, which a phase reads and col2im does not, would make NaN where the gradient has none:

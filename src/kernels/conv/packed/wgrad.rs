@@ -24,9 +24,11 @@ use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::uninit::uninit_vec;
+use crate::kernels::cpu::uninit::{as_uninit, uninit_vec};
 use crate::kernels::cpu::vector::{Vectors, with_vectors};
-use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, transpose, with_words};
+use crate::kernels::gemm::micro::{
+    InstructionSet, KeptWords, PackedGemm, as_f32_mut, transpose, with_words,
+};
 
 /// Output channels of a task: a multiple of the columns of all tiles. Each task packs the image, so that there are more
 /// where tasks are enough.
@@ -79,26 +81,32 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, sums: RunSums) -> Result<Vec<
         })
         .collect();
     let _held = hold([x, grad]);
-    let sums: Vec<Vec<f32>> = with_stored!(x, x => {
+    // Memory that this thread keeps: that of threads that come and go would be fresh each time.
+    let room = block(outs).min(outs) * shape.taps();
+    let count = runs * blocks.len() * room;
+    let mut words = KeptWords::new(count);
+    let all = &mut as_f32_mut(words.as_mut_slice())[..count];
+    with_stored!(x, x => {
         // Of one dtype.
         let [x, grad] = &[x, Elements::of(grad)?];
         let (x, grad): (&[_], &[_]) = (x, grad);
-        parallel::map(runs * blocks.len(), |task| {
+        parallel::for_each_chunk(all, room, |task, own| {
             let (group, channels) = blocks[task / runs].clone();
             let first = task % runs * run;
             let images = first..shape.batch.min(first + run);
+            let own = &mut own[..channels.len() * shape.taps()];
             match sums {
                 RunSums::RowPanels(isa) => {
-                    Wgrad { shape, taps: &taps, isa, group, channels }.run(x, grad, images)
+                    Wgrad { shape, taps: &taps, isa, group, channels }.run(x, grad, images, own)
                 }
                 RunSums::Tiles(vectors) => {
-                    winograd::Wgrad { shape, channels, vectors }.run(x, grad, images)
+                    winograd::Wgrad { shape, channels, vectors }.run(x, grad, images, own)
                 }
                 RunSums::Strips(vectors) => {
-                    few_channels::Wgrad { shape, channels, vectors }.run(x, grad, images)
+                    few_channels::Wgrad { shape, channels, vectors }.run(x, grad, images, own)
                 }
             }
-        })
+        });
     });
     let kernel = shape.kernel_height * shape.kernel_width;
     Ok(uninit_vec(shape.c_out * shape.taps(), |total: &mut [MaybeUninit<f32>]| {
@@ -109,15 +117,16 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, sums: RunSums) -> Result<Vec<
             places.push(own);
             rest = after;
         }
-        let tasks = places.into_iter().zip(sums.chunks(runs));
+        let tasks = places.into_iter().zip(all.chunks(runs * room));
         parallel::for_each_item(tasks, |(places, sums)| {
-            regroup(sums, [kernel, ins, places.len() / shape.taps()], places);
+            let sums: Vec<_> = sums.chunks(room).collect();
+            regroup(&sums, [kernel, ins, places.len() / shape.taps()], places);
         });
     }))
 }
 
 /// Adds runs up, of `(tap, channel, output channel)`, so many each, into weights `(output channel, channel, tap)`.
-fn regroup(runs: &[Vec<f32>], [taps, ins, outs]: [usize; 3], weights: &mut [MaybeUninit<f32>]) {
+fn regroup(runs: &[&[f32]], [taps, ins, outs]: [usize; 3], weights: &mut [MaybeUninit<f32>]) {
     assert!(weights.len() == taps * ins * outs);
     // Of one tap, the channels are what lies together.
     let [taps, ins] = if taps == 1 { [ins, 1] } else { [taps, ins] };
@@ -146,31 +155,30 @@ struct Wgrad<'a> {
 }
 
 impl Wgrad<'_> {
-    /// The sum over some images.
+    /// The sum over some images, written.
     fn run<S: Stored + 'static, G: Stored + 'static>(
         &self,
         x: &[S],
         grad: &[G],
         images: Range<usize>,
-    ) -> Vec<f32> {
+        sums: &mut [f32],
+    ) {
         let shape = self.shape;
         let words = (shape.group_in() * shape.kernel_width * shape.geometry.stride
             + self.channels.len())
         .div_ceil(self.isa.per_word());
         let cut = Cut::new(self.taps.grid, images.len(), words);
-        uninit_vec(self.channels.len() * shape.taps(), |sums| {
-            let mut before = false;
-            for first in images.clone().step_by(cut.images) {
-                let count = cut.images.min(images.end - first);
-                let x = &x[first * shape.image()..][..count * shape.image()];
-                let grad = &grad[first * shape.out_image()..][..count * shape.out_image()];
-                for part in cut.parts(self.taps.grid, count) {
-                    self.run_part(x, grad, &part, before, sums);
-                    before = true;
-                }
+        let mut before = false;
+        for first in images.clone().step_by(cut.images) {
+            let count = cut.images.min(images.end - first);
+            let x = &x[first * shape.image()..][..count * shape.image()];
+            let grad = &grad[first * shape.out_image()..][..count * shape.out_image()];
+            for part in cut.parts(self.taps.grid, count) {
+                self.run_part(x, grad, &part, before, sums);
+                before = true;
             }
-            assert!(before, "a run has images, and these have pixels");
-        })
+        }
+        assert!(before, "a run has images, and these have pixels");
     }
 
     /// Adds the sums of a part to those of parts before, if there are any.
@@ -180,7 +188,7 @@ impl Wgrad<'_> {
         grad: &[G],
         part: &Part,
         before: bool,
-        sums: &mut [MaybeUninit<f32>],
+        sums: &mut [f32],
     ) {
         if let Some((x, grad)) = self.in_place(x, grad, part) {
             return self.run_in_place(x, grad, part, before, sums);
@@ -270,14 +278,7 @@ impl Wgrad<'_> {
 
     /// [`Self::run_part`] of such words: only the gradient is copied, as it is transposed. A sum has a segment for each
     /// image.
-    fn run_in_place(
-        &self,
-        x: &[u32],
-        grad: &[u32],
-        part: &Part,
-        before: bool,
-        sums: &mut [MaybeUninit<f32>],
-    ) {
+    fn run_in_place(&self, x: &[u32], grad: &[u32], part: &Part, before: bool, sums: &mut [f32]) {
         let (shape, isa, outs) = (self.shape, self.isa, self.channels.len());
         let (ins, row) = (shape.group_in(), shape.pixels() / 2);
         let (start, depth) = (part.rows.start * shape.width / 2, part.rows.len() * shape.width / 2);
@@ -316,11 +317,10 @@ impl Wgrad<'_> {
     }
 
     /// Adds a product to sums, or writes it.
-    fn put(&self, gemm: PackedGemm<'_>, before: bool, sums: &mut [MaybeUninit<f32>]) {
+    fn put(&self, gemm: PackedGemm<'_>, before: bool, sums: &mut [f32]) {
         match before {
-            // SAFETY: the part before has written them all.
-            true => gemm.add_to(self.isa, unsafe { sums.assume_init_mut() }, gemm.columns),
-            false => gemm.write_to(self.isa, sums, gemm.columns),
+            true => gemm.add_to(self.isa, sums, gemm.columns),
+            false => gemm.write_to(self.isa, as_uninit(sums), gemm.columns),
         }
     }
 }

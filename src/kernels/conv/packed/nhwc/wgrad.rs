@@ -37,7 +37,7 @@ use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vectors, with_vectors};
 use crate::kernels::gemm::micro::{
-    Bf16Terms, InstructionSet, MatrixView, PackedGemm, Tile, as_f32_mut, with_words,
+    Bf16Terms, InstructionSet, KeptWords, MatrixView, PackedGemm, Tile, as_f32_mut, with_words,
 };
 
 /// See [`super::super::wgrad`]; `None` where a sum of BF16x3 is not finite.
@@ -52,16 +52,22 @@ pub(in crate::kernels::conv) fn wgrad(
     let groups = shape.geometry.groups;
     let (taps, wide) = (Taps::forward(shape), shape.group_in().next_multiple_of(16));
     let _held = hold([x, grad]);
-    let sums: Vec<Vec<f32>> = with_stored!(x, x => {
+    // Memory that this thread keeps: that of threads that come and go would be fresh each time.
+    let room = shape.kernel_height * shape.group_out() * shape.kernel_width * wide;
+    let count = runs * groups * room;
+    let mut words = KeptWords::new(count);
+    let sums = &mut as_f32_mut(words.as_mut_slice())[..count];
+    with_stored!(x, x => {
         // Of one dtype.
         let [x, grad] = &[x, Elements::of(grad)?];
         let (x, grad): (&[_], &[_]) = (x, grad);
-        parallel::map(runs * groups, |task| {
+        parallel::for_each_chunk(sums, room, |task, sums| {
             let first = task % runs * run;
             let wgrad = Wgrad { shape, taps: &taps, isa, wide, group: task / runs };
-            wgrad.run(x, grad, first..shape.batch.min(first + run))
-        })
+            wgrad.run(x, grad, first..shape.batch.min(first + run), sums);
+        });
     });
+    let sums: Vec<_> = sums.chunks(room).collect();
     let (outs, width) = (shape.group_out(), shape.kernel_width * wide);
     let tap = |row: usize| (0..shape.kernel_width).map(move |tap| row * outs * width + tap * wide);
     let offsets: Vec<_> = (0..shape.kernel_height).flat_map(tap).collect();
@@ -103,16 +109,17 @@ struct Wgrad<'a> {
 }
 
 impl Wgrad<'_> {
-    /// The sums over some images: `(kernel row, out, kernel column, channel)`.
+    /// The sums over some images, written: `(kernel row, out, kernel column, channel)`.
     fn run<S: Stored + 'static, G: Stored + 'static>(
         &self,
         x: &[S],
         grad: &[G],
         images: Range<usize>,
-    ) -> Vec<f32> {
+        sums: &mut [f32],
+    ) {
         let shape = self.shape;
         let columns = shape.kernel_width * self.wide;
-        let mut sums = vec![0f32; shape.kernel_height * shape.group_out() * columns];
+        sums.fill(0.0);
         let words =
             (columns * shape.geometry.stride + shape.group_out()).div_ceil(self.isa.per_word());
         let cut = Cut::new(self.taps.grid, images.len(), words * self.isa.terms());
@@ -122,10 +129,9 @@ impl Wgrad<'_> {
             let x = &x[first * shape.image()..end * shape.image()];
             let grad = &grad[first * shape.out_image()..end * shape.out_image()];
             for part in cut.parts(self.taps.grid, 1) {
-                self.run_part(x, grad, &part, &mut sums);
+                self.run_part(x, grad, &part, sums);
             }
         }
-        sums
     }
 
     fn run_part<S: Stored + 'static, G: Stored + 'static>(

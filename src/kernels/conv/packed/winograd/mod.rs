@@ -28,19 +28,18 @@ use candle_core::{Result, Tensor};
 
 use super::rows::{Stored, with_stored};
 use super::store::OutputImages;
-use super::weights::{self, Order};
+use super::weights::{InF32, Order, widened};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
-use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::cuda::PassKind;
-use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded};
+use crate::kernels::gemm::micro::{InstructionSet, KeptWords, Rounded, as_f32_mut};
 use crate::kernels::tensors::format::Format;
 use grid::{TileGrid, VectorTiles};
 use nhwc::convolve_nhwc;
-use products::{ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps};
+use products::{ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block};
 #[cfg(test)]
 pub(in crate::kernels::conv) use strided::suits as suits_strided;
 pub(super) use suits::is_plain;
@@ -75,7 +74,7 @@ pub(in crate::kernels::conv) fn convolve<O: Rounded>(
     }
     let shape = if order == Order::Backward { shape.transposed() } else { Some(*shape) };
     let Some(shape) = &shape else { return Ok(None) };
-    let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    let (weight, bias) = (InF32::of(weight)?, bias.map(widened).transpose()?);
     let by = match shape.geometry.format {
         Format::ChannelsFirst => convolve_nchw::<O>,
         Format::ChannelsLast => convolve_nhwc::<O>,
@@ -93,7 +92,7 @@ fn convolve_nchw<O: Rounded>(
     order: Order,
     isa: InstructionSet,
 ) -> Result<Option<Vec<O>>> {
-    let weight = pack(weight, shape, order);
+    let weight = pack(weight, shape, order, isa.vectors());
     let grid = TileGrid::of(shape);
     let pass = WinogradConv {
         ins: shape.c_in,
@@ -108,27 +107,38 @@ fn convolve_nchw<O: Rounded>(
 }
 
 /// Transforms weights: `(block of output channels, place, channel, output channel)`.
-fn pack(weight: &[f32], shape: &Shape, order: Order) -> PackedWords {
+fn pack(weight: &[f32], shape: &Shape, order: Order, vectors: Vectors) -> KeptWords {
     let (ins, outs) = (shape.c_in, shape.c_out);
-    let block = TILE_ELEMENTS * ins * ROWS;
-    let mut packed = PackedWords::new(outs.div_ceil(ROWS) * block);
-    let blocks = &mut packed.as_mut_slice()[..outs.div_ceil(ROWS) * block];
-    parallel::for_each_chunk(blocks, block, |index, places| {
-        let first = index * ROWS;
-        vectorise(
-            #[inline(always)]
-            || {
+    let (blocks, block) = (outs.div_ceil(ROWS), TILE_ELEMENTS * weights_of_place(ins));
+    let mut packed = KeptWords::new(blocks * block);
+    // A vector has the output channels of two blocks.
+    parallel::for_each_chunk(
+        &mut packed.as_mut_slice()[..blocks * block],
+        2 * block,
+        |pair, own| {
+            let (both, own) = (own.len() > block, as_f32_mut(own));
+            // SAFETY: the features of the vectors; the masks' lanes are those of the blocks that there are.
+            with_vectors!(vectors, V => unsafe {
                 for channel in 0..ins {
-                    let g = taps::<ROWS>(weight, (ins, outs), order, channel, first);
-                    let planes = places.chunks_exact_mut(ins * ROWS);
-                    for (plane, u) in planes.zip(transform::weights(g)) {
-                        plane[channel * ROWS..][..ROWS].copy_from_slice(&u.map(f32::to_bits));
+                    let u = products::weights::<V>(weight, (ins, outs), order, channel, pair * 2 * ROWS);
+                    for (place, u) in u.as_flattened().iter().enumerate() {
+                        let at = own[place * weights_of_place(ins) + channel * ROWS..].as_mut_ptr();
+                        u.store_masked(at, first_lanes(ROWS));
+                        if both {
+                            let at = at.wrapping_add(block).wrapping_sub(ROWS);
+                            u.store_masked(at, !first_lanes(ROWS));
+                        }
                     }
                 }
-            },
-        );
-    });
+            });
+        },
+    );
     packed
+}
+
+/// The weights of a place and a block of output channels, spaced as [`WinogradConv::place`].
+fn weights_of_place(ins: usize) -> usize {
+    ins * ROWS + 16
 }
 
 /// A convolution of images of `ins` channels to images of `outs`.
@@ -153,7 +163,8 @@ impl WinogradConv<'_> {
         let (batch, size, out_size) = (self.grid.batch, self.grid.size, self.grid.out_size);
         assert_eq!(x.len(), batch * self.ins * size.0 * size.1);
         assert_eq!(out.len(), batch * self.outs * out_size.0 * out_size.1);
-        assert!(self.outs.div_ceil(ROWS) * TILE_ELEMENTS * self.ins * ROWS <= self.weight.len());
+        let weights = TILE_ELEMENTS * weights_of_place(self.ins);
+        assert!(self.outs.div_ceil(ROWS) * weights <= self.weight.len());
         let out = OutputImages::of(out);
         let sizes = [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * ROWS * TILES];
         for_each_block(self.grid.vectors(), VECTORS, sizes, |vectors, [tiles, sums]| {
@@ -206,8 +217,8 @@ impl WinogradConv<'_> {
         for block in 0..self.outs.div_ceil(ROWS) {
             for i in 0..TILE_ELEMENTS {
                 let weight = self.weight.as_ptr().cast::<f32>();
-                let left =
-                    (weight.wrapping_add((block * TILE_ELEMENTS + i) * self.ins * ROWS), ROWS);
+                let first = (block * TILE_ELEMENTS + i) * weights_of_place(self.ins);
+                let left = (weight.wrapping_add(first), ROWS);
                 let right = (tiles.wrapping_add(i * self.place()).cast_const(), count * 16);
                 let sums = (sums.wrapping_add(i * ROWS * count * 16), count * 16);
                 // SAFETY: a block has `ROWS` weights a place and channel, and there are `count`

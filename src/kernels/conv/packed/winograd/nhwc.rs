@@ -17,15 +17,14 @@ use super::super::rows::{Stored, with_stored};
 use super::super::store::OutputImages;
 use super::super::weights::Order;
 use super::columns::Columns;
-use super::products::{TILE_ELEMENTS, TILES, for_each_block, taps};
+use super::products::{TILE_ELEMENTS, TILES, for_each_block, weights};
 use super::tiles::{Tiles, load};
 use super::transform;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
-use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded};
+use crate::kernels::gemm::micro::{InstructionSet, KeptWords, Rounded, as_f32_mut};
 
 /// Channels of a transformed tile that lie together: the depth of a product.
 const CHANNELS: usize = 64;
@@ -40,7 +39,7 @@ pub(super) fn convolve_nhwc<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Option<Vec<O>>> {
     let columns = Columns::new(shape.c_out);
-    let weight = pack(weight, shape, columns, order);
+    let weight = pack(weight, shape, columns, order, isa.vectors());
     let pass = NhwcConv {
         ins: shape.c_in,
         outs: shape.c_out,
@@ -55,30 +54,38 @@ pub(super) fn convolve_nhwc<O: Rounded>(
 }
 
 /// Transforms weights: `(product, place, channel, output channel)`.
-fn pack(weight: &[f32], shape: &Shape, columns: Columns, order: Order) -> PackedWords {
+fn pack(
+    weight: &[f32],
+    shape: &Shape,
+    columns: Columns,
+    order: Order,
+    vectors: Vectors,
+) -> KeptWords {
     let (ins, outs, width) = (shape.c_in, shape.c_out, columns.width());
-    let product = TILE_ELEMENTS * ins * width;
-    let mut packed = PackedWords::new(columns.products * product);
+    let product = TILE_ELEMENTS * weights_of_place(ins, columns);
+    let mut packed = KeptWords::new(columns.products * product);
     let products = &mut packed.as_mut_slice()[..columns.products * product];
     parallel::for_each_chunk(products, product, |index, places| {
-        let own = index * width..outs.min((index + 1) * width);
-        vectorise(
-            #[inline(always)]
-            || {
+        let (places, own) = (as_f32_mut(places), index * width..outs.min((index + 1) * width));
+        // SAFETY: the features of the vectors.
+        with_vectors!(vectors, V => unsafe {
+            for (vector, first) in own.clone().step_by(16).enumerate() {
                 for channel in 0..ins {
-                    for (vector, first) in own.clone().step_by(16).enumerate() {
-                        let g = taps::<16>(weight, (ins, outs), order, channel, first);
-                        let planes = places.chunks_exact_mut(ins * width);
-                        for (plane, u) in planes.zip(transform::weights(g)) {
-                            let at = channel * width + 16 * vector;
-                            plane[at..][..16].copy_from_slice(&u.map(f32::to_bits));
-                        }
+                    let u = weights::<V>(weight, (ins, outs), order, channel, first);
+                    for (place, u) in u.as_flattened().iter().enumerate() {
+                        let at = place * weights_of_place(ins, columns) + channel * width + 16 * vector;
+                        u.store(places[at..][..16].as_mut_ptr());
                     }
                 }
-            },
-        );
+            }
+        });
     });
     packed
+}
+
+/// The weights of a place and a product, spaced as [`NhwcConv::place`].
+fn weights_of_place(ins: usize, columns: Columns) -> usize {
+    ins * columns.width() + 16
 }
 
 /// A convolution of images of `ins` channels to images of `outs`.
@@ -105,7 +112,8 @@ impl NhwcConv<'_> {
         assert_eq!(x.len(), batch * self.ins * size.0 * size.1);
         assert_eq!(out.len(), batch * self.outs * out_size.0 * out_size.1);
         let Columns { products, .. } = self.columns;
-        assert!(products * TILE_ELEMENTS * self.ins * self.columns.width() <= self.weight.len());
+        let weights = TILE_ELEMENTS * weights_of_place(self.ins, self.columns);
+        assert!(products * weights <= self.weight.len());
         assert!(self.bias.is_none_or(|bias| bias.len() == self.outs));
         let out = OutputImages::of(out);
         let sizes = [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * TILES * self.columns.width()];
@@ -168,7 +176,8 @@ impl NhwcConv<'_> {
             let vectors = self.columns.vectors_of(product, self.outs);
             let rows = Columns::rows(vectors);
             for i in 0..TILE_ELEMENTS {
-                let of_place = (product * TILE_ELEMENTS + i) * self.ins * width;
+                let number = product * TILE_ELEMENTS + i;
+                let of_place = number * weights_of_place(self.ins, self.columns);
                 let weight = self.weight.as_ptr().cast::<f32>().wrapping_add(of_place);
                 for row in (0..own.len()).step_by(rows) {
                     for channel in (0..self.ins).step_by(CHANNELS) {

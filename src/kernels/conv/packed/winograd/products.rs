@@ -6,8 +6,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::weights::Order;
+use super::transform;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::vector::Vector;
+use crate::kernels::cpu::prefetch::prefetch_at;
+use crate::kernels::cpu::vector::{Vector, first_lanes};
 use crate::kernels::gemm::micro::with_words;
 
 /// Output channels of a product.
@@ -18,27 +20,62 @@ pub(super) const TILES: usize = 16 * VECTORS;
 /// Products for a tile, channel and output channel.
 pub(super) const TILE_ELEMENTS: usize = 16;
 
-/// The weights of a channel and `N` output channels from `first` on; zeros for those beyond the last.
+/// The kernels of a channel and sixteen output channels from `first` on, a lane each, tap by tap: of `taps` taps, at most
+/// sixteen; zeros for output channels beyond the last.
+///
+/// # Safety
+/// The features of `V`.
 #[inline(always)]
-pub(super) fn taps<const N: usize>(
+pub(super) unsafe fn taps<V: Vector>(
     weight: &[f32],
+    taps: usize,
     (ins, outs): (usize, usize),
     order: Order,
     channel: usize,
     first: usize,
-) -> [[f32; N]; 9] {
-    let mut g = [[0f32; N]; 9];
-    for (row, out) in (first..outs).take(N).enumerate() {
-        // The gradient's are turned by half a turn, and channels exchanged.
-        let (from, turned) = match order {
-            Order::Forward => (out * ins + channel, false),
-            Order::Backward => (channel * outs + out, true),
-        };
-        for (tap, weight) in weight[from * 9..][..9].iter().enumerate() {
-            g[if turned { 8 - tap } else { tap }][row] = *weight;
-        }
+) -> [V; 16] {
+    if order == Order::Backward {
+        // A channel's kernels lie together, but far from the next one's.
+        let ahead = ((channel + 2) * outs + first) * taps;
+        prefetch_at(weight.as_ptr().wrapping_add(ahead), 16 * taps);
     }
-    g
+    // SAFETY: the features.
+    let mut kernels = unsafe { [V::zero(); 16] };
+    for (kernel, out) in kernels.iter_mut().zip(first..outs) {
+        let from = match order {
+            Order::Forward => out * ins + channel,
+            Order::Backward => channel * outs + out,
+        };
+        let taps = &weight[from * taps..][..taps];
+        // SAFETY: the features, and so many elements.
+        *kernel = unsafe { V::load_masked(taps.as_ptr(), first_lanes(taps.len())) };
+    }
+    // SAFETY: the features.
+    unsafe { V::transpose(kernels) }
+}
+
+/// The transformed weights of a channel and sixteen output channels of a convolution by three by three.
+///
+/// # Safety
+/// The features of `V`.
+#[inline(always)]
+pub(super) unsafe fn weights<V: Vector>(
+    weight: &[f32],
+    sides: (usize, usize),
+    order: Order,
+    channel: usize,
+    first: usize,
+) -> [[V; 4]; 4] {
+    // SAFETY: the caller's.
+    unsafe {
+        let taps = taps::<V>(weight, 9, sides, order, channel, first);
+        let mut g = [[V::zero(); 3]; 3];
+        for (tap, g) in g.as_flattened_mut().iter_mut().enumerate() {
+            // The gradient's are turned by half a turn.
+            *g = taps[if order == Order::Forward { tap } else { 8 - tap }];
+        }
+        transform::weights(g)
+    }
 }
 
 /// Calls `convolve` with every `block` of `count`, on all threads, and with scratch of these sizes, until a result is

@@ -107,28 +107,30 @@ pub(super) unsafe fn weights_gradient<V: Vector>(u: [[V; 4]; 4]) -> [[V; 3]; 3] 
     }
 }
 
-/// `G g Gᵀ`, of `N` weights at once.
+/// `G g Gᵀ`
+///
+/// # Safety
+/// The features of `V`.
 #[inline(always)]
-pub(super) fn weights<const N: usize>(g: [[f32; N]; 9]) -> [[f32; N]; 16] {
-    let mut rows = [[0f32; N]; 12];
-    for i in 0..3 {
-        for n in 0..N {
-            let (a, b, c) = (g[3 * i][n], g[3 * i + 1][n], g[3 * i + 2][n]);
-            rows[4 * i][n] = a;
-            rows[4 * i + 1][n] = 0.5 * (a + c + b);
-            rows[4 * i + 2][n] = 0.5 * (a + c - b);
-            rows[4 * i + 3][n] = c;
+pub(super) unsafe fn weights<V: Vector>(g: [[V; 3]; 3]) -> [[V; 4]; 4] {
+    // SAFETY: the caller's.
+    unsafe {
+        let half = V::splat(0.5);
+        let mut rows = [[half; 4]; 3];
+        for (row, [a, b, c]) in rows.iter_mut().zip(g) {
+            let sum = V::add(a, c);
+            let (both, turned) = (V::add(sum, b), V::sub(sum, b));
+            *row = [a, V::mul(half, both), V::mul(half, turned), c];
         }
-    }
-    let mut u = [[0f32; N]; 16];
-    for j in 0..4 {
-        for n in 0..N {
-            let (a, b, c) = (rows[j][n], rows[4 + j][n], rows[8 + j][n]);
-            u[j][n] = a;
-            u[4 + j][n] = 0.5 * (a + c + b);
-            u[8 + j][n] = 0.5 * (a + c - b);
-            u[12 + j][n] = c;
+        let mut u = [[half; 4]; 4];
+        for j in 0..4 {
+            let (a, b, c) = (rows[0][j], rows[1][j], rows[2][j]);
+            let sum = V::add(a, c);
+            u[0][j] = a;
+            u[1][j] = V::mul(half, V::add(sum, b));
+            u[2][j] = V::mul(half, V::sub(sum, b));
+            u[3][j] = c;
         }
+        u
     }
-    u
 }

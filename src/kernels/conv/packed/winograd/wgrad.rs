@@ -69,12 +69,13 @@ impl Wgrad<'_> {
         x: &[S],
         grad: &[G],
         images: Range<usize>,
-    ) -> Vec<f32> {
+        sums: &mut [f32],
+    ) {
         let shape = self.shape;
         if shape.geometry.stride == 2 {
             let Self { vectors, ref channels, .. } = *self;
             let work = strided::Wgrad { shape, channels: channels.clone(), vectors };
-            return work.run(x, grad, images);
+            return work.run(x, grad, images, sums);
         }
         assert!(self.channels.end <= shape.c_out);
         let of_x = TileGrid { batch: images.len(), ..TileGrid::of(shape) };
@@ -87,7 +88,6 @@ impl Wgrad<'_> {
         let (left_place, right_place) = (ins * TILES + 16, outs * TILES + 16);
         let sizes =
             [TILE_ELEMENTS * left_place, TILE_ELEMENTS * right_place, TILE_ELEMENTS * ins * outs];
-        let mut sums = vec![0f32; 9 * shape.c_in * self.channels.len()];
         with_words(sizes, |[left, right, products]| {
             for first in (0..shape.c_in).step_by(CHANNELS) {
                 products.fill(0);
@@ -134,10 +134,9 @@ impl Wgrad<'_> {
                     Format::ChannelsLast => (0..tiles.count()).step_by(TILES).for_each(nhwc),
                 }
                 // SAFETY: as above.
-                with_vectors!(self.vectors, V => unsafe { work.back::<V>(&mut sums) });
+                with_vectors!(self.vectors, V => unsafe { work.back::<V>(sums) });
             }
         });
-        sums
     }
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::kernels::conv::packed::weights::Order;
 use crate::kernels::conv::shape::Shape;
+use crate::kernels::cpu::parallel;
 
 /// Tiles whose products are made at a time.
 pub(super) const TILES: usize = 64;
@@ -16,6 +17,8 @@ pub(super) struct Grid {
     /// Tiles of an image.
     rows: usize,
     columns: usize,
+    /// Tiles of a block, at most.
+    most: usize,
 }
 
 /// Tiles that are convolved together: of whole lines, or some of one line. Lines are counted through all images.
@@ -50,7 +53,13 @@ impl Grid {
             Order::Forward => (shape.out_height.div_ceil(2), shape.out_width.div_ceil(2)),
             Order::Backward => (shape.height.div_ceil(4), shape.width.div_ceil(4)),
         };
-        Self { batch: shape.batch, rows, columns }
+        Self { batch: shape.batch, rows, columns, most: TILES }
+    }
+
+    /// The same in blocks so small that there is one for each thread.
+    pub(super) fn for_threads(self) -> Self {
+        let fair = self.tiles().div_ceil(parallel::threads()).next_multiple_of(8);
+        Self { most: fair.min(TILES), ..self }
     }
 
     pub(super) fn batch(&self) -> usize {
@@ -63,7 +72,7 @@ impl Grid {
 
     /// Lines of a block, and tiles of a line in it.
     fn cut(&self) -> (usize, usize) {
-        ((TILES / self.columns).max(1), self.columns.min(TILES))
+        ((self.most / self.columns).max(1), self.columns.min(self.most))
     }
 
     pub(super) fn blocks(&self) -> usize {

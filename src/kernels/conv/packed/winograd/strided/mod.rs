@@ -28,12 +28,13 @@ use super::columns::Columns;
 use super::products::for_each_block;
 use crate::kernels::conv::packed::rows::{Stored, with_stored};
 use crate::kernels::conv::packed::store::OutputImages;
-use crate::kernels::conv::packed::weights::{Order, widened};
+use crate::kernels::conv::packed::weights::{InF32, Order, widened};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded};
+use crate::kernels::tensors::format::Format;
 use grid::{Block, Grid, Sides, TILES};
 use images::{Images, tile};
 use phases::{Group, PLACES, ROW, chunk};
@@ -50,10 +51,13 @@ pub(in crate::kernels::conv) fn suits(shape: &Shape, order: Order) -> bool {
     if !few || (geometry.stride, geometry.dilation, geometry.groups) != (2, 1, 1) {
         return false;
     }
-    let tiles = Grid::new(shape, order).tiles();
-    let products = (tiles * phases::products(shape)) as f64;
-    let direct = (shape.batch * shape.pixels() * taps) as f64;
-    shape.c_in.min(shape.c_out) >= 16 && tiles >= TILES && products <= 0.8 * direct
+    // To transform the weights takes as long as some tiles.
+    let tiles = Grid::new(shape, order).tiles() + 8;
+    let direct = shape.batch * shape.pixels() * taps;
+    // Rows of few NCHW pixels take row panels longer.
+    let share = if shape.geometry.format == Format::ChannelsFirst { 1.1 } else { 0.9 };
+    let pays = (tiles * phases::products(shape)) as f64 <= share * direct as f64;
+    shape.c_in.min(shape.c_out) >= 16 && pays
 }
 
 /// See [`super::convolve`]; `shape` is that of the convolution in either order.
@@ -65,14 +69,14 @@ pub(super) fn convolve<O: Rounded>(
     order: Order,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
-    let (weight, bias) = (widened(weight)?, bias.map(widened).transpose()?);
+    let (weight, bias) = (InF32::of(weight)?, bias.map(widened).transpose()?);
     let (ins, outs, dims) = match order {
         Order::Forward => (shape.c_in, shape.c_out, shape.out_dims()),
         Order::Backward => (shape.c_out, shape.c_in, shape.input_dims()),
     };
     let groups = Group::of(shape, order);
     let weight = weights::pack(&weight, shape, (ins, outs), &groups, order, isa.vectors());
-    let (format, grid) = (shape.geometry.format, Grid::new(shape, order));
+    let (format, grid) = (shape.geometry.format, Grid::new(shape, order).for_threads());
     let pass = StridedConv {
         read: Images { format, channels: ins, grid, sides: Sides::read(shape, order) },
         written: Images { format, channels: outs, grid, sides: Sides::written(shape, order) },
@@ -117,6 +121,11 @@ struct Scratch {
 }
 
 impl StridedConv<'_> {
+    /// Elements of a place of sums, as of [`PLACE`].
+    fn sums(&self) -> usize {
+        TILES * self.columns.width() + 16
+    }
+
     /// Whether all results are finite: then all are written.
     fn run<S: Stored, O: Rounded>(&self, x: &[S], out: &mut [MaybeUninit<O>]) -> bool {
         let Self { read, written, columns, .. } = self;
@@ -129,7 +138,7 @@ impl StridedConv<'_> {
         let sizes = [
             read.room(self.chunk),
             PLACES * PLACE,
-            columns.products * PLACES * TILES * columns.width(),
+            columns.products * PLACES * self.sums(),
             written.room(written.channels),
         ];
         for_each_block(read.grid.blocks(), 1, sizes, |blocks, [pixels, tiles, sums, results]| {
@@ -212,14 +221,14 @@ impl StridedConv<'_> {
         }
     }
 
-    /// Multiplies `rows` transformed tiles by the weights of the products from `weights` on. The sums are written, or added to
+    /// Multiplies `rows` transformed tiles by the weights of the products from `first` on. The sums are written, or added to
     /// those that are there.
     #[inline(always)]
     unsafe fn multiply<V: Vector>(
         &self,
         rows: usize,
         group: &Group,
-        weights: usize,
+        first: usize,
         depth: usize,
         add: bool,
         scratch: Scratch,
@@ -230,11 +239,11 @@ impl StridedConv<'_> {
             let step = Columns::rows(vectors);
             for (place, &phases) in group.count.iter().enumerate().filter(|(_, count)| **count > 0)
             {
-                let weight = ((weights + product) * PLACES + place) * ROW * width;
+                let weight = ((first + product) * PLACES + place) * weights::place(width);
                 let weight = self.weight.as_ptr().cast::<f32>().wrapping_add(weight);
                 for row in (0..rows).step_by(step) {
                     let left = scratch.tiles.wrapping_add(place * PLACE + row * ROW).cast_const();
-                    let sums = ((product * PLACES + place) * TILES + row) * width;
+                    let sums = (product * PLACES + place) * self.sums() + row * width;
                     let sums = scratch.sums.wrapping_add(sums);
                     let (left, right, depth) = ((left, 1), (weight, width), phases * depth);
                     // SAFETY: there are `TILES` tiles and sums, whole steps, and weights of all channels.
@@ -278,7 +287,7 @@ impl StridedConv<'_> {
                 let mut m = unsafe { [[V::zero(); 3]; 3] };
                 for (place, m) in m.as_flattened_mut().iter_mut().enumerate() {
                     if group.count[place] > 0 {
-                        let at = ((product * PLACES + place) * TILES + row) * width + column;
+                        let at = (product * PLACES + place) * self.sums() + row * width + column;
                         // SAFETY: these have been written.
                         *m = unsafe { V::load(scratch.sums.wrapping_add(at)) };
                     }

@@ -4,13 +4,14 @@
 use std::ops::Range;
 
 use super::super::columns::Columns;
+use super::super::products::taps;
 use super::phases::{Group, PLACES, Phase, ROW, chunk};
 use super::transform;
 use crate::kernels::conv::packed::weights::Order;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
-use crate::kernels::gemm::micro::{PackedWords, as_f32_mut};
+use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::gemm::micro::{KeptWords, as_f32_mut};
 
 /// `(group, chunk, product, place, phase and channel, output channel)`: [`ROW`] phases and channels, of which those of the
 /// chunk come first, the channels in whole vectors.
@@ -21,14 +22,14 @@ pub(super) fn pack(
     groups: &[Group],
     order: Order,
     vectors: Vectors,
-) -> PackedWords {
+) -> KeptWords {
     let columns = Columns::new(outs);
     let taps = (shape.kernel_height, shape.kernel_width);
     assert!(weight.len() == ins * outs * taps.0 * taps.1 && taps.0.max(taps.1) <= 4);
     let block = block(columns);
     let (products, chunks) = (columns.products, ins.div_ceil(chunk(order)));
     let blocks = groups.len() * chunks * products;
-    let mut packed = PackedWords::new(blocks * block);
+    let mut packed = KeptWords::new(blocks * block);
     let blocks = &mut packed.as_mut_slice()[..blocks * block];
     parallel::for_each_chunk(blocks, block, |index, places| {
         let first = index / products % chunks * chunk(order);
@@ -51,7 +52,12 @@ pub(super) fn pack(
 
 /// Elements of a chunk's weights for a product.
 pub(super) fn block(columns: Columns) -> usize {
-    PLACES * ROW * columns.width()
+    PLACES * place(columns.width())
+}
+
+/// Elements of a place. Were they a multiple of a page, the places of a tile would share few lines of the nearest cache.
+pub(super) fn place(width: usize) -> usize {
+    ROW * width + 16
 }
 
 /// The weights of a chunk of channels for a product.
@@ -74,14 +80,16 @@ impl Block<'_> {
     unsafe fn pack<V: Vector>(&self, places: &mut [f32]) {
         let depth = self.channels.len().next_multiple_of(16);
         assert!(
-            places.len() == PLACES * ROW * self.width && self.group.phases.len() * depth <= ROW
+            places.len() == PLACES * place(self.width) && self.group.phases.len() * depth <= ROW
         );
         for (first, out) in self.outs.clone().step_by(16).enumerate() {
             for index in 0..depth {
-                // SAFETY: the features; the kernels of a channel that is there.
+                let channel = self.channels.start + index;
+                // SAFETY: the features.
                 let taps = unsafe {
                     if index < self.channels.len() {
-                        self.taps::<V>(self.channels.start + index, out)
+                        let count = self.taps.0 * self.taps.1;
+                        taps::<V>(self.weight, count, self.sides, self.order, channel, out)
                     } else {
                         [V::zero(); 16]
                     }
@@ -89,39 +97,17 @@ impl Block<'_> {
                 for (phase, &at) in self.group.phases.iter().enumerate() {
                     // SAFETY: the features.
                     let u = unsafe { transform::spread(self.of_phase(&taps, at)) };
-                    for (place, u) in u.as_flattened().iter().enumerate() {
-                        let Some(before) = self.group.before[place][phase] else { continue };
-                        let row = place * ROW + before * depth + index;
-                        let at = &mut places[row * self.width + 16 * first..][..16];
+                    for (number, u) in u.as_flattened().iter().enumerate() {
+                        let Some(before) = self.group.before[number][phase] else { continue };
+                        let row = before * depth + index;
+                        let at = number * place(self.width) + row * self.width + 16 * first;
+                        let at = &mut places[at..][..16];
                         // SAFETY: the features, and sixteen elements.
                         unsafe { u.store(at.as_mut_ptr()) };
                     }
                 }
             }
         }
-    }
-
-    /// The kernels of a channel and sixteen output channels, a lane each; zeros for those beyond the last.
-    ///
-    /// # Safety
-    /// The features of `V`; the channel is there.
-    #[inline(always)]
-    unsafe fn taps<V: Vector>(&self, channel: usize, out: usize) -> [V; 16] {
-        let (ins, outs) = self.sides;
-        let taps = self.taps.0 * self.taps.1;
-        // SAFETY: the features.
-        let mut kernels = unsafe { [V::zero(); 16] };
-        for (kernel, out) in kernels.iter_mut().zip(out..self.outs.end) {
-            let from = match self.order {
-                Order::Forward => out * ins + channel,
-                Order::Backward => channel * outs + out,
-            };
-            let taps = &self.weight[from * taps..][..taps];
-            // SAFETY: the features, and so many elements.
-            *kernel = unsafe { V::load_masked(taps.as_ptr(), first_lanes(taps.len())) };
-        }
-        // SAFETY: the features.
-        unsafe { V::transpose(kernels) }
     }
 
     /// The taps of a phase, as the pass meets them; zeros for those that are not there.

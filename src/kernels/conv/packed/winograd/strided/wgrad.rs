@@ -40,7 +40,8 @@ impl Wgrad<'_> {
         x: &[S],
         grad: &[G],
         images: Range<usize>,
-    ) -> Vec<f32> {
+        sums: &mut [f32],
+    ) {
         let shape = &Shape { batch: images.len(), ..*self.shape };
         assert!(self.channels.end <= shape.c_out);
         let ins = shape.c_in.min(CHANNELS).next_multiple_of(16);
@@ -63,8 +64,6 @@ impl Wgrad<'_> {
             PLACES * right_place,
             places * ins * outs,
         ];
-        let mut sums =
-            vec![0f32; shape.kernel_height * shape.kernel_width * shape.c_in * self.channels.len()];
         with_words(sizes, |[pixels, left, right, products]| {
             for first in (0..shape.c_in).step_by(CHANNELS) {
                 products.fill(0);
@@ -87,10 +86,9 @@ impl Wgrad<'_> {
                     products: products.as_mut_ptr().cast(),
                 };
                 // SAFETY: the features of the vectors; whole images, and scratch of these sizes.
-                with_vectors!(self.vectors, V => unsafe { work.run::<V>(&mut sums) });
+                with_vectors!(self.vectors, V => unsafe { work.run::<V>(sums) });
             }
         });
-        sums
     }
 }
 
