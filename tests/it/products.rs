@@ -130,7 +130,8 @@ fn convolutions() -> Vec<Product> {
         product("conv2d", &[x, &[17, 16, 3, 3], &[17]], 0, planar.clone(), conv(1, 1, 1))
             .winograd(),
         product("conv2d of weights", images, 1, in_filters(72), conv(1, 1, 1)).winograd(),
-        product("conv2d, stride 2", &[x, &[17, 16, 3, 3]], 0, planar.clone(), conv(1, 2, 1)),
+        product("conv2d, stride 2", &[x, &[17, 16, 3, 3]], 0, planar.clone(), conv(1, 2, 1))
+            .winograd(),
         product("conv2d, 1x1", &[x, &[17, 16, 1, 1]], 0, planar.clone(), conv(0, 1, 1)),
         product(
             "conv2d of weights, 1x1",

@@ -25,8 +25,11 @@ pub(in crate::kernels) fn zeroed<T: Copy + Default>(part: &mut [MaybeUninit<T>])
 }
 
 /// Elements as places for others.
-pub(in crate::kernels) fn as_uninit<T: Copy>(data: &mut [T]) -> &mut [MaybeUninit<T>] {
-    // SAFETY: they lie in memory alike, and who has the places only ever writes elements.
+///
+/// # Safety
+/// Only elements are written to the places.
+pub(in crate::kernels) unsafe fn as_uninit<T: Copy>(data: &mut [T]) -> &mut [MaybeUninit<T>] {
+    // SAFETY: they lie in memory alike, and the elements stay elements, as the caller says.
     unsafe { &mut *(std::ptr::from_mut(data) as *mut [MaybeUninit<T>]) }
 }
 

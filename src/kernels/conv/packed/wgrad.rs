@@ -320,7 +320,8 @@ impl Wgrad<'_> {
     fn put(&self, gemm: PackedGemm<'_>, before: bool, sums: &mut [f32]) {
         match before {
             true => gemm.add_to(self.isa, sums, gemm.columns),
-            false => gemm.write_to(self.isa, as_uninit(sums), gemm.columns),
+            // SAFETY: sums are what it writes.
+            false => gemm.write_to(self.isa, unsafe { as_uninit(sums) }, gemm.columns),
         }
     }
 }

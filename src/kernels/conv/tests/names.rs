@@ -19,11 +19,13 @@ fn by(pass: Result<Tensor>) -> &'static str {
 fn a_pass_is_called_by_what_computed_it() {
     let Some(vectors) = Vectors::widest() else { return };
     let (names, mut rng) = (vectors.names(), generator(15));
-    let (geometry, f32) = (geometry(1, 1, 1, 1), DType::F32);
-    for (c_in, expected) in [(32, names.winograd), (3, names.few_channels)] {
+    let f32 = DType::F32;
+    let passes = [(32, 1, names.winograd), (32, 2, names.winograd), (3, 1, names.few_channels)];
+    for (c_in, stride, expected) in passes {
+        let geometry = geometry(stride, 1, 1, 1);
         let x = random(&mut rng, &[2, c_in, 32, 32], f32);
         let weight = random(&mut rng, &[32, c_in, 3, 3], f32);
-        let grad = random(&mut rng, &[2, 32, 32, 32], f32);
+        let grad = random(&mut rng, &[2, 32, 32 / stride, 32 / stride], f32);
         let shape = Shape::new(x.dims(), weight.dims(), geometry).unwrap();
         let Some(InstructionSet::F32(_)) = packed::isa(PassKind::Forward, [&x, &weight], &shape)
         else {

@@ -1,5 +1,7 @@
 //! The passes by an instruction set: packed GEMM, or what is chosen instead for some shapes.
 
+use std::cell::Cell;
+
 use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::choice::algorithm::take;
@@ -8,6 +10,11 @@ use crate::kernels::conv::shape::Shape;
 use crate::kernels::conv::{dgrad_by, forward_by, wgrad_by};
 use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::{InstructionSet, Rounded};
+
+thread_local! {
+    /// What computed the last pass in place of the algorithm that was chosen.
+    static STOOD_IN: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
 
 pub(super) fn forward<O: Rounded>(
     x: &Tensor,
@@ -18,7 +25,25 @@ pub(super) fn forward<O: Rounded>(
 ) -> Result<Tensor> {
     let pass = PassKind::Forward;
     let by = |algorithm: Algorithm| forward_by(algorithm, x, weight, bias, shape, O::DTYPE);
-    Algorithm::packed(pass, shape, isa).run(pass, shape, by)
+    run(pass, shape, isa, by)
+}
+
+/// A pass, of which [`none_gave_up`] then knows.
+fn run(
+    pass: PassKind,
+    shape: &Shape,
+    isa: InstructionSet,
+    by: impl Fn(Algorithm) -> Result<Option<Tensor>>,
+) -> Result<Tensor> {
+    take();
+    let result = Algorithm::packed(pass, shape, isa).run(pass, shape, by);
+    STOOD_IN.set(take());
+    result
+}
+
+/// The last pass was computed by the algorithm that was chosen: of finite numbers, none gives up.
+pub(super) fn none_gave_up() {
+    assert_eq!(STOOD_IN.get(), None);
 }
 
 pub(super) fn dgrad<O: Rounded>(
@@ -28,12 +53,14 @@ pub(super) fn dgrad<O: Rounded>(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Tensor> {
-    take();
     let pass = PassKind::Dgrad;
     let by = |algorithm: Algorithm| dgrad_by(algorithm, grad, weight, bias, shape, O::DTYPE);
-    let dx = Algorithm::packed(pass, shape, isa).run(pass, shape, by)?;
+    let dx = run(pass, shape, isa, by)?;
     // Only infinite weights meet padding.
-    assert!(!matches!(take(), Some("im2col" | "via nchw")), "given up by {isa:?}: {shape:?}");
+    assert!(
+        !matches!(STOOD_IN.get(), Some("im2col" | "via nchw")),
+        "given up by {isa:?}: {shape:?}"
+    );
     Ok(dx)
 }
 
@@ -45,5 +72,5 @@ pub(super) fn wgrad(
 ) -> Result<Tensor> {
     let pass = PassKind::Wgrad;
     let by = |algorithm: Algorithm| wgrad_by(algorithm, x, grad, shape, DType::F32);
-    Algorithm::packed(pass, shape, isa).run(pass, shape, by)
+    run(pass, shape, isa, by)
 }

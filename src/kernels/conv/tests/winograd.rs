@@ -4,7 +4,7 @@ mod strided;
 
 use super::super::packed::few_channels;
 use super::super::packed::winograd::{suits, suits_wgrad};
-use super::packed::{dgrad, forward, wgrad};
+use super::packed::{dgrad, forward, none_gave_up, wgrad};
 use super::*;
 use crate::kernels::cpu::dtype::with_single;
 use crate::kernels::gemm::micro::InstructionSet;
@@ -190,6 +190,8 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         ([40, 11, 7, 6], 8, (2, 2)),
         ([8, 130, 8, 8], 17, (1, 1)), // more channels than are summed at a time
         ([36, 8, 12, 10], 65, (1, 2)),
+        ([24, 8, 8, 8], 592, (1, 1)), // five vectors of output channels in the last task of wgrad
+        ([24, 8, 8, 8], 624, (1, 1)), // seven
     ];
     for (index, (dims, c_out, padding)) in shapes.into_iter().enumerate() {
         let shape = shape(dims, c_out, padding);
@@ -207,14 +209,20 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         let what = format!("{isa:?} {dtype:?} {shape:?}");
         let inputs = [dtype];
         let single = forward::<f32>(&x, &weight, Some(&bias), &shape, isa)?;
+        none_gave_up();
         check(&single, &y, &inputs, &what);
         let half = with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias), &shape, isa)?);
+        none_gave_up();
         check(&half, &y, &inputs, &what);
         let back = dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
+        none_gave_up();
         check(&back, &dx, &inputs, &what);
         let back = with_single!(dtype, O => dgrad::<O>(&grad, &weight, None, &shape, isa)?);
+        none_gave_up();
         check(&back, &dx, &inputs, &what);
-        check(&wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
+        let dweight = wgrad(&x, &grad, &shape, isa)?;
+        none_gave_up();
+        check(&dweight, &dw, &inputs, &what);
     }
     assert!(gradients > 4);
     Ok(())
@@ -235,6 +243,8 @@ fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
         ([30, 24, 7, 6], 49, (2, 2)),  // two products of columns
         ([1, 65, 10, 9], 8, (1, 2)),   // more channels than lie together
         ([36, 130, 8, 8], 18, (1, 1)), // more than are summed at a time
+        ([24, 8, 8, 8], 592, (1, 1)),  // five vectors of output channels in the last task of wgrad
+        ([24, 8, 8, 8], 624, (1, 1)),  // seven
     ];
     for (index, (dims, c_out, padding)) in shapes.into_iter().enumerate() {
         let first = shape(dims, c_out, padding);
@@ -257,17 +267,23 @@ fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
         let inputs = [dtype];
         let [x, grad] = [to_nhwc(&x)?, to_nhwc(&grad)?];
         let single = forward::<f32>(&x, &weight, Some(&bias[0]), &shape, isa)?;
+        none_gave_up();
         check(&to_nchw(&single)?, &y, &inputs, &what);
         let half =
             with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias[0]), &shape, isa)?);
+        none_gave_up();
         check(&to_nchw(&half)?, &y, &inputs, &what);
         let back = dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, isa)?;
+        none_gave_up();
         check(&to_nchw(&back)?, &dx, &inputs, &what);
         let back = with_single!(dtype, O => {
             dgrad::<O>(&grad, &weight, Some(&bias[1]), &shape, isa)?
         });
+        none_gave_up();
         check(&to_nchw(&back)?, &dx, &inputs, &what);
-        check(&wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
+        let dweight = wgrad(&x, &grad, &shape, isa)?;
+        none_gave_up();
+        check(&dweight, &dw, &inputs, &what);
         gradients += usize::from(suits_wgrad(&shape));
     }
     assert!(gradients > 3);

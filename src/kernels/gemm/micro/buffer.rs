@@ -29,8 +29,8 @@ impl PackedWords {
     }
 }
 
-/// The largest scratch, in words, a thread keeps.
-const KEPT: usize = 1 << 24;
+/// The largest scratch, in words, a thread keeps: transformed weights of 512 by 1024 channels are somewhat less.
+const KEPT: usize = 1 << 25;
 
 thread_local!(static KEEP: RefCell<Vec<PackedWords>> = const { RefCell::new(Vec::new()) });
 

@@ -1,4 +1,4 @@
-//! The products of NHWC tiles, whose rows are tiles and whose columns are output channels.
+//! The products of tiles whose lanes are channels: rows are tiles, and columns output channels.
 //!
 //! Output channels are cut into products of about equal width, at most [`VECTORS`] vectors. Where that is one vector, a
 //! product has [`TALL`] rows: with fewer sums, a multiply-add would wait for the one before.

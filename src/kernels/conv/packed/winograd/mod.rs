@@ -1,5 +1,5 @@
 //! Convolutions by three by three weights at stride 1, by Winograd's F(2×2, 3×3): sixteen products
-//! where a tile of two by two pixels takes thirty-six.
+//! where a tile of two by two pixels takes thirty-six. Those at stride 2 are in [`strided`].
 //!
 //! For NCHW images, each lane holds one tile; for NHWC images, one channel (see `nhwc`). A thread transforms three
 //! vectors of tiles of all channels, into memory that stays in its cache. It multiplies them by the transformed
@@ -31,6 +31,7 @@ use super::store::OutputImages;
 use super::weights::{InF32, Order, widened};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
@@ -69,6 +70,7 @@ pub(in crate::kernels::conv) fn convolve<O: Rounded>(
     order: Order,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
+    let _held = hold([x, weight].into_iter().chain(bias));
     if shape.geometry.stride == 2 {
         return strided::convolve::<O>(x, weight, bias, shape, order, isa);
     }

@@ -139,7 +139,8 @@ pub(super) unsafe fn add_product<V: Vector, const LEFT: usize>(
                         3 => V::multiply::<ROWS, 3, LEFT, true>(left, right, depth, sums),
                         _ => V::multiply::<ROWS, 2, LEFT, true>(left, right, depth, sums),
                     }
-                    if vectors % 2 == 1 { vectors } else { 2 }
+                    // As many as were multiplied: five are two and three.
+                    if matches!(vectors, 1 | 3) { vectors } else { 2 }
                 };
         }
         row += if tall { 2 * ROWS } else { ROWS };

@@ -1,4 +1,4 @@
-//! Which convolutions tiles can compute, and for which they are faster.
+//! Which convolutions at stride 1 tiles can compute, and for which they are faster.
 
 use super::grid::TileGrid;
 use super::products::TILE_ELEMENTS;

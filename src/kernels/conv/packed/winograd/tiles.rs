@@ -31,7 +31,7 @@ pub(super) struct WinogradTile {
 }
 
 /// The numbers of `N` rows of `N` pixels; none for those that lie in no image.
-pub(super) type Pixels<const N: usize> = [[Option<usize>; N]; N];
+type Pixels<const N: usize> = [[Option<usize>; N]; N];
 
 impl Tiles {
     pub(super) fn new(shape: &Shape) -> Self {

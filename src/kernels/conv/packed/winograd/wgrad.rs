@@ -25,7 +25,7 @@ use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::with_words;
 use crate::kernels::tensors::format::Format;
 
-/// Whether tiles are faster for the gradient. The sums of each run are transformed, as long as a few
+/// Whether tiles are faster for the gradient at stride 1. The sums of each run are transformed, as long as a few
 /// vectors.
 pub(in crate::kernels::conv) fn suits_wgrad(shape: &Shape) -> bool {
     if !is_plain(shape) || !enough_channels(shape) {
@@ -73,9 +73,8 @@ impl Wgrad<'_> {
     ) {
         let shape = self.shape;
         if shape.geometry.stride == 2 {
-            let Self { vectors, ref channels, .. } = *self;
-            let work = strided::Wgrad { shape, channels: channels.clone(), vectors };
-            return work.run(x, grad, images, sums);
+            let Self { vectors, channels, .. } = self;
+            return strided::wgrad(shape, channels, *vectors, (x, grad), &images, sums);
         }
         assert!(self.channels.end <= shape.c_out);
         let of_x = TileGrid { batch: images.len(), ..TileGrid::of(shape) };

@@ -195,7 +195,35 @@ fn tiles_are_chosen_by_shape() {
 
 #[test]
 fn strided_tiles_agree_with_plain_loops() -> Result<()> {
-    InstructionSet::of_f32().try_for_each(tiles_agree)
+    // Threads share the tiles of a pass: of one, blocks are as large as they get.
+    let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    one.install(|| InstructionSet::of_f32().try_for_each(tiles_agree))
+}
+
+#[test]
+fn threads_change_no_bit() -> Result<()> {
+    let pools =
+        [1, 3, 8].map(|count| rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap());
+    let mut rng = generator(42);
+    for isa in InstructionSet::of_f32() {
+        let shape = shape([7, 33, 20, 12], 40, [4, 3], (1, 1), Format::ChannelsFirst);
+        assert!(suits(&shape), "{shape:?}");
+        let x = random(&mut rng, &shape.input_dims(), DType::F32);
+        let weight = random(&mut rng, &shape.weight_dims(), DType::F32);
+        let grad = random(&mut rng, &shape.out_dims(), DType::F32);
+        let passes = || -> Result<_> {
+            let y = packed::forward::<f32>(&x, &weight, None, &shape, isa)?;
+            let dx = packed::dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
+            let dw = packed::wgrad(&x, &grad, &shape, isa)?;
+            let bits = |tensor: &Tensor| doubles(tensor).iter().map(|v| v.to_bits()).collect();
+            Ok([&y, &dx, &dw].map(bits))
+        };
+        let first: [Vec<_>; 3] = pools[0].install(passes)?;
+        for pool in &pools[1..] {
+            assert_eq!(pool.install(passes)?, first, "{isa:?}");
+        }
+    }
+    Ok(())
 }
 
 fn tiles_agree(isa: InstructionSet) -> Result<()> {
@@ -208,6 +236,9 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         ([5, 16, 22, 24], 65, [3, 3], (2, 1)), // more output channels than a task of wgrad has
         ([2, 18, 12, 290], 19, [4, 4], (3, 1)), // more tiles a row than a block
         ([24, 16, 8, 8], 16, [4, 4], (4, 5)),  // whole tiles of padding
+        ([64, 16, 4, 4], 16, [4, 4], (1, 1)),  // one tile an image in dgrad
+        ([8, 16, 8, 8], 592, [3, 3], (1, 1)), // five vectors of output channels in the last task of wgrad
+        ([8, 16, 8, 8], 624, [3, 4], (1, 1)), // seven
     ];
     for (index, (dims, c_out, kernel, padding)) in shapes.into_iter().enumerate() {
         let dtype = [DType::F32, DType::F16, DType::BF16][index % 3];
@@ -235,18 +266,24 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
             let back = |images: &Tensor| if last { to_nchw(images) } else { Ok(images.clone()) };
             let (x, grad) = (moved(&x)?, moved(&grad)?);
             let single = packed::forward::<f32>(&x, &weight, Some(&bias[0]), &shape, isa)?;
+            packed::none_gave_up();
             check(&back(&single)?, &y, &inputs, &what);
             let half = with_single!(dtype, O => {
                 packed::forward::<O>(&x, &weight, Some(&bias[0]), &shape, isa)?
             });
+            packed::none_gave_up();
             check(&back(&half)?, &y, &inputs, &what);
             let single = packed::dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, isa)?;
+            packed::none_gave_up();
             check(&back(&single)?, &dx, &inputs, &what);
             let half = with_single!(dtype, O => {
                 packed::dgrad::<O>(&grad, &weight, Some(&bias[1]), &shape, isa)?
             });
+            packed::none_gave_up();
             check(&back(&half)?, &dx, &inputs, &what);
-            check(&packed::wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
+            let dweight = packed::wgrad(&x, &grad, &shape, isa)?;
+            packed::none_gave_up();
+            check(&dweight, &dw, &inputs, &what);
         }
     }
     Ok(())
@@ -284,39 +321,79 @@ fn ones_are_counted() -> Result<()> {
     Ok(())
 }
 
+/// Nothing pads the images, as zeros times an infinite weight are NaN.
 #[test]
 fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
-    for poison in [f64::NAN, f64::NEG_INFINITY] {
-        for kernel in [[4, 4], [3, 3]] {
-            let dims = [8, 16, 12, 12];
-            let shape = shape(dims, 18, kernel, (1, 1), Format::ChannelsFirst);
+    let formats = [Format::ChannelsFirst, Format::ChannelsLast];
+    let kernels = [[4, 4], [3, 3], [3, 4]];
+    for (poison, format) in
+        [f64::NAN, f64::NEG_INFINITY].into_iter().flat_map(|p| formats.map(|f| (p, f)))
+    {
+        for (kernel, place) in kernels.into_iter().flat_map(|k| [0, 1, 2].map(|place| (k, place))) {
+            let dims = [8, 16, 24, 24];
+            let shape = shape(dims, 18, kernel, (0, 0), format);
             assert!(suits(&shape), "{shape:?}");
-            let (x_place, y_place) = (shape.image() + 70, shape.out_image() + shape.pixels() + 1);
-            let x = poisoned(dims, x_place, poison, DType::F32);
-            let grad = poisoned(shape.out_dims(), y_place, poison, DType::F32);
-            let plain = poisoned(shape.out_dims(), 0, 1., DType::F32);
-            let weight = poisoned(shape.weight_dims(), 0, 1., DType::F32);
-            let [mut y, mut dw] =
-                [vec![false; plain.elem_count()], vec![false; weight.elem_count()]];
-            let mut dx = vec![false; x.elem_count()];
-            for_each_product(&shape, |xi, wi, yi| {
-                y[yi] |= xi == x_place;
-                dw[wi] |= xi == x_place;
-                dx[xi] |= yi == y_place;
+            let first = self::shape(dims, 18, kernel, (0, 0), Format::ChannelsFirst);
+            // One of an image, of the weights or of a gradient.
+            let places = [
+                shape.image() + 70,
+                5 * shape.taps() + 2 * shape.kernel_height * shape.kernel_width + 1,
+                shape.out_image() + shape.pixels() + 1,
+            ];
+            let [x, weight, grad] = [first.input_dims(), first.weight_dims(), first.out_dims()];
+            let number = |index: usize, dims| {
+                let number = if index == place { poison } else { 1. };
+                poisoned(dims, places[index], number, DType::F32)
+            };
+            let (x, weight, grad) = (number(0, x), number(1, weight), number(2, grad));
+            let [mut y, mut dx, mut dw] =
+                [&grad, &x, &weight].map(|tensor| vec![false; tensor.elem_count()]);
+            for_each_product(&first, |xi, wi, yi| {
+                let hit = [xi, wi, yi][place] == places[place];
+                y[yi] |= hit && place != 2;
+                dx[xi] |= hit && place != 0;
+                dw[wi] |= hit && place != 1;
             });
+            let last = format == Format::ChannelsLast;
+            let moved = |images: &Tensor| if last { to_nhwc(images) } else { Ok(images.clone()) };
+            let back = |images: &Tensor| if last { to_nchw(images) } else { Ok(images.clone()) };
             let (geometry, out) = (shape.geometry, DType::F32);
+            let (x, grad) = (moved(&x)?, moved(&grad)?);
             for (name, actual, hit) in [
-                ("y", forward(&x, &weight, None, geometry, out)?, y),
-                ("dw", wgrad(&x, &plain, weight.dims(), geometry, out)?, dw),
-                ("dx", dgrad(&grad, &weight, None, &dims, geometry, out)?, dx),
+                ("y", back(&forward(&x, &weight, None, geometry, out)?)?, y),
+                ("dx", back(&dgrad(&grad, &weight, None, x.dims(), geometry, out)?)?, dx),
+                ("dw", wgrad(&x, &grad, weight.dims(), geometry, out)?, dw),
             ] {
                 for (index, (value, hit)) in doubles(&actual).into_iter().zip(hit).enumerate() {
-                    let same = value == poison || value.is_nan() && poison.is_nan();
+                    let same = value.is_infinite() == poison.is_infinite() && !value.is_finite();
                     let right = if hit { same } else { value.is_finite() };
-                    assert!(right, "{name} {index} {value} {hit} {shape:?}");
+                    assert!(right, "{name} {index} {value} {hit} {place} {poison} {shape:?}");
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// Sums of pixels that overflow where the convolution does not.
+#[test]
+fn overflow_in_a_tile_does_not_show() -> Result<()> {
+    let shape = shape([8, 16, 8, 8], 16, [4, 4], (1, 1), Format::ChannelsFirst);
+    assert!(suits(&shape));
+    let mut rng = generator(43);
+    let scaled =
+        |rng: &mut _, dims: &[usize], by: f64| random(rng, dims, DType::F32).affine(by, 0.);
+    let weight = scaled(&mut rng, &shape.weight_dims(), 1e-3)?;
+    let [large, small] = [3.4e38, 1e-4];
+    let (geometry, f32) = (shape.geometry, DType::F32);
+    for (x_scale, grad_scale) in [(large, small), (small, large)] {
+        let x = scaled(&mut rng, &shape.input_dims(), x_scale)?;
+        let grad = scaled(&mut rng, &shape.out_dims(), grad_scale)?;
+        let operands = [doubles(&x), doubles(&weight), doubles(&grad)];
+        let [y, dx, dw] = plain_loops(&shape, operands.each_ref().map(Vec::as_slice));
+        check(&forward(&x, &weight, None, geometry, f32)?, &y, &[f32], "y");
+        check(&dgrad(&grad, &weight, None, x.dims(), geometry, f32)?, &dx, &[f32], "dx");
+        check(&wgrad(&x, &grad, weight.dims(), geometry, f32)?, &dw, &[f32], "dw");
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ pub(super) struct Side {
     /// Pixels from a tile to the next, and those of one.
     step: usize,
     extent: usize,
-    /// Pixels before the image that the first tile has; of a negative number, the image's own that it has not.
+    /// Pixels that the first tile has before the image; if negative, pixels of the image before the first tile.
     before: isize,
     /// Pixels of the image.
     size: usize,
@@ -94,8 +94,9 @@ impl Grid {
     /// Elements of the largest block's pixels, of one channel.
     pub(super) fn room(&self, sides: Sides) -> usize {
         let (lines, columns) = self.cut();
-        // Images that follow one another share no pixels.
-        let rows = lines * sides.0.step + (lines / self.rows + 2) * sides.0.extent;
+        let Side { step, extent, .. } = sides.0;
+        // From one image to the next, and after the last line, `extent` rows follow instead of `step`.
+        let rows = lines * step + (lines / self.rows + 2) * (extent - step);
         rows * sides.1.len(columns)
     }
 

@@ -118,17 +118,16 @@ impl Images {
             let (of_image, _) = self.sides.0.inside(&rows);
             for (row, position) in rows.enumerate() {
                 let to = to.wrapping_add((at + row) * pitch * depth);
-                let fill = |pixels: Range<usize>| {
+                let border = if of_image.contains(&position) {
+                    [0..inside.start - positions.start, inside.end - positions.start..pitch]
+                } else {
+                    [0..pitch, pitch..pitch]
+                };
+                for pixels in border {
                     for at in (pixels.start * depth..pixels.end * depth).step_by(16) {
                         // SAFETY: the pixels are the block's.
                         unsafe { V::zero().store(to.wrapping_add(at)) };
                     }
-                };
-                if of_image.contains(&position) {
-                    fill(0..inside.start - positions.start);
-                    fill(inside.end - positions.start..pitch);
-                } else {
-                    fill(0..pitch);
                 }
             }
         }

@@ -7,8 +7,8 @@
 //! the same pixels.
 //!
 //! A lane is a channel. A thread lays out the pixels of a block of tiles with their padding, `(row, column, channel)`, for a
-//! chunk of the channels at a time. It transforms them, and adds their products, of all phases at a time, to sums that stay in
-//! its second-level cache. Results are laid out likewise before they are written to images.
+//! chunk of the channels at a time. It transforms them, and adds their products, of all phases at a time, to sums. Of up to some
+//! 380 output channels, these stay in a second-level cache of 1 MiB. Results are laid out likewise before they are written to images.
 //!
 //! What is infinite or NaN is dealt with as [`super`] says.
 #![allow(unsafe_code)]
@@ -38,7 +38,7 @@ use crate::kernels::tensors::format::Format;
 use grid::{Block, Grid, Sides, TILES};
 use images::{Images, tile};
 use phases::{Group, PLACES, ROW, chunk};
-pub(super) use wgrad::{Wgrad, run_images};
+pub(super) use wgrad::{run_images, wgrad};
 
 /// Elements of a place. Were they a multiple of a page, the places of a tile would share few lines of the nearest cache.
 const PLACE: usize = TILES * ROW + 16;
@@ -54,7 +54,7 @@ pub(in crate::kernels::conv) fn suits(shape: &Shape, order: Order) -> bool {
     // To transform the weights takes as long as some tiles.
     let tiles = Grid::new(shape, order).tiles() + 8;
     let direct = shape.batch * shape.pixels() * taps;
-    // Rows of few NCHW pixels take row panels longer.
+    // With channels first, row panels leave lanes of short rows empty: tiles pay with a tenth more products.
     let share = if shape.geometry.format == Format::ChannelsFirst { 1.1 } else { 0.9 };
     let pays = (tiles * phases::products(shape)) as f64 <= share * direct as f64;
     shape.c_in.min(shape.c_out) >= 16 && pays
@@ -132,7 +132,7 @@ impl StridedConv<'_> {
         assert_eq!(x.len(), read.len());
         assert_eq!(out.len(), written.len());
         let blocks = self.groups.len() * read.channels.div_ceil(self.chunk) * columns.products;
-        assert!(blocks * weights::block(*columns) <= self.weight.len());
+        assert!(blocks * weights::len(*columns) <= self.weight.len());
         assert!(self.bias.is_none_or(|bias| bias.len() == written.channels));
         let out = OutputImages::of(out);
         let sizes = [
@@ -233,6 +233,7 @@ impl StridedConv<'_> {
         add: bool,
         scratch: Scratch,
     ) {
+        const { assert!(TILES.is_multiple_of(16)) };
         let width = self.columns.width();
         for product in 0..self.columns.products {
             let vectors = self.columns.vectors_of(product, self.written.channels);

@@ -26,14 +26,14 @@ pub(super) fn pack(
     let columns = Columns::new(outs);
     let taps = (shape.kernel_height, shape.kernel_width);
     assert!(weight.len() == ins * outs * taps.0 * taps.1 && taps.0.max(taps.1) <= 4);
-    let block = block(columns);
+    let len = len(columns);
     let (products, chunks) = (columns.products, ins.div_ceil(chunk(order)));
-    let blocks = groups.len() * chunks * products;
-    let mut packed = KeptWords::new(blocks * block);
-    let blocks = &mut packed.as_mut_slice()[..blocks * block];
-    parallel::for_each_chunk(blocks, block, |index, places| {
+    let count = groups.len() * chunks * products;
+    let mut packed = KeptWords::new(count * len);
+    let all = &mut packed.as_mut_slice()[..count * len];
+    parallel::for_each_chunk(all, len, |index, places| {
         let first = index / products % chunks * chunk(order);
-        let block = Block {
+        let weights = ChunkWeights {
             weight,
             taps,
             sides: (ins, outs),
@@ -44,14 +44,14 @@ pub(super) fn pack(
                 ..outs.min((index % products + 1) * columns.width()),
             width: columns.width(),
         };
-        // SAFETY: the features of the vectors; weights of that length, and a whole block.
-        with_vectors!(vectors, V => unsafe { block.pack::<V>(as_f32_mut(places)) });
+        // SAFETY: the features of the vectors; weights of that length, and places of a whole chunk.
+        with_vectors!(vectors, V => unsafe { weights.pack::<V>(as_f32_mut(places)) });
     });
     packed
 }
 
 /// Elements of a chunk's weights for a product.
-pub(super) fn block(columns: Columns) -> usize {
+pub(super) fn len(columns: Columns) -> usize {
     PLACES * place(columns.width())
 }
 
@@ -61,7 +61,7 @@ pub(super) fn place(width: usize) -> usize {
 }
 
 /// The weights of a chunk of channels for a product.
-struct Block<'a> {
+struct ChunkWeights<'a> {
     weight: &'a [f32],
     taps: (usize, usize),
     /// All channels and output channels.
@@ -73,9 +73,9 @@ struct Block<'a> {
     width: usize,
 }
 
-impl Block<'_> {
+impl ChunkWeights<'_> {
     /// # Safety
-    /// The features of `V`; weights of all channels and output channels; as many places as [`block`] says.
+    /// The features of `V`; weights of all channels and output channels; as many places as [`len`] says.
     #[inline(always)]
     unsafe fn pack<V: Vector>(&self, places: &mut [f32]) {
         let depth = self.channels.len().next_multiple_of(16);

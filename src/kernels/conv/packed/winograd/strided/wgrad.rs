@@ -23,73 +23,61 @@ const CHANNELS: usize = 32;
 pub(in super::super) fn run_images(shape: &Shape) -> usize {
     let tiles = Grid::new(shape, Order::Forward).tiles();
     let runs = (tiles / 256).clamp(2, kernels::runs(shape.c_out * shape.taps()));
-    shape.batch.div_ceil(runs).max(1)
+    shape.batch.div_ceil(runs)
 }
 
-/// The sums for some output channels.
-pub(in super::super) struct Wgrad<'a> {
-    pub(in super::super) shape: &'a Shape,
-    pub(in super::super) channels: Range<usize>,
-    pub(in super::super) vectors: Vectors,
-}
-
-impl Wgrad<'_> {
-    /// The sum over some images, `(kernel row, kernel column, channel, output channel)`.
-    pub(in super::super) fn run<S: Stored, G: Stored>(
-        &self,
-        x: &[S],
-        grad: &[G],
-        images: Range<usize>,
-        sums: &mut [f32],
-    ) {
-        let shape = &Shape { batch: images.len(), ..*self.shape };
-        assert!(self.channels.end <= shape.c_out);
-        let ins = shape.c_in.min(CHANNELS).next_multiple_of(16);
-        let outs = self.channels.len().next_multiple_of(16);
-        // Were places a multiple of a page, those of a tile would share few lines of the nearest cache.
-        let (left_place, right_place) = (ins * TILES + 16, outs * TILES + 16);
-        let places = PHASES.len() * PLACES;
-        let (format, grid) = (shape.geometry.format, Grid::new(shape, Order::Forward));
-        let of_x = Images {
-            format,
-            channels: shape.c_in,
-            grid,
-            sides: Sides::read(shape, Order::Forward),
-        };
-        let sides = Sides::written(shape, Order::Forward);
-        let of_grad = Images { format, channels: shape.c_out, grid, sides };
-        let sizes = [
-            of_x.room(ins).max(of_grad.room(outs)),
-            places * left_place,
-            PLACES * right_place,
-            places * ins * outs,
-        ];
-        with_words(sizes, |[pixels, left, right, products]| {
-            for first in (0..shape.c_in).step_by(CHANNELS) {
-                products.fill(0);
-                // Its pointers are taken after the fill, which invalidates older ones.
-                let work = Work {
-                    shape,
-                    of_x,
-                    of_grad,
-                    inputs: first..shape.c_in.min(first + CHANNELS),
-                    channels: self.channels.clone(),
-                    x: &x[images.start * shape.image()..images.end * shape.image()],
-                    grad: &grad[images.start * shape.out_image()..images.end * shape.out_image()],
-                    ins,
-                    outs,
-                    pixels: pixels.as_mut_ptr().cast(),
-                    left: left.as_mut_ptr().cast(),
-                    right: right.as_mut_ptr().cast(),
-                    left_place,
-                    right_place,
-                    products: products.as_mut_ptr().cast(),
-                };
-                // SAFETY: the features of the vectors; whole images, and scratch of these sizes.
-                with_vectors!(self.vectors, V => unsafe { work.run::<V>(sums) });
-            }
-        });
-    }
+/// The sum over some images for some output channels, `(kernel row, kernel column, channel, output channel)`, written.
+pub(in super::super) fn wgrad<S: Stored, G: Stored>(
+    shape: &Shape,
+    channels: &Range<usize>,
+    vectors: Vectors,
+    (x, grad): (&[S], &[G]),
+    images: &Range<usize>,
+    sums: &mut [f32],
+) {
+    let shape = &Shape { batch: images.len(), ..*shape };
+    assert!(channels.end <= shape.c_out);
+    let ins = shape.c_in.min(CHANNELS).next_multiple_of(16);
+    let outs = channels.len().next_multiple_of(16);
+    // Were places a multiple of a page, those of a tile would share few lines of the nearest cache.
+    let (left_place, right_place) = (ins * TILES + 16, outs * TILES + 16);
+    let places = PHASES.len() * PLACES;
+    let (format, grid) = (shape.geometry.format, Grid::new(shape, Order::Forward));
+    let of_x =
+        Images { format, channels: shape.c_in, grid, sides: Sides::read(shape, Order::Forward) };
+    let sides = Sides::written(shape, Order::Forward);
+    let of_grad = Images { format, channels: shape.c_out, grid, sides };
+    let sizes = [
+        of_x.room(ins).max(of_grad.room(outs)),
+        places * left_place,
+        PLACES * right_place,
+        places * ins * outs,
+    ];
+    with_words(sizes, |[pixels, left, right, products]| {
+        for first in (0..shape.c_in).step_by(CHANNELS) {
+            products.fill(0);
+            // Its pointers are taken after the fill, which invalidates older ones.
+            let work = Work {
+                shape,
+                of_x,
+                of_grad,
+                inputs: first..shape.c_in.min(first + CHANNELS),
+                channels: channels.clone(),
+                x: &x[images.start * shape.image()..images.end * shape.image()],
+                grad: &grad[images.start * shape.out_image()..images.end * shape.out_image()],
+                ins,
+                outs,
+                pixels: pixels.as_mut_ptr().cast(),
+                left: left.as_mut_ptr().cast(),
+                right: right.as_mut_ptr().cast(),
+                left_place,
+                right_place,
+                products: products.as_mut_ptr().cast(),
+            };
+            // SAFETY: the features of the vectors; whole images, and scratch of these sizes.
+            with_vectors!(vectors, V => unsafe { work.run::<V>(sums) });
+        }
+    });
 }
 
 /// What a run works on.
@@ -119,7 +107,7 @@ struct Work<'a, S, G> {
 }
 
 /// # Safety
-/// Of all methods: the features of `V`; images and scratch as [`Wgrad::run`] has them.
+/// Of all methods: the features of `V`; images and scratch as [`wgrad`] has them.
 impl<S: Stored, G: Stored> Work<'_, S, G> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, sums: &mut [f32]) {
@@ -136,7 +124,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         unsafe { self.back::<V>(sums) };
     }
 
-    /// The numbers of the places that have products, counted through all phases.
+    /// The phases and places that have products.
     fn places(&self) -> impl Iterator<Item = (usize, usize)> {
         let places = |phase| (0..PLACES).map(move |place| (phase, place));
         let all = (0..PHASES.len()).flat_map(places);
