@@ -515,6 +515,19 @@ fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
         ([2, 20, 40, 31], 33, 3, geometry(1, 1, 1, 1)),
         ([3, 5, 2, 2], 530, 3, geometry(1, 1, 1, 1)),
         ([40, 18, 4, 4], 20, 3, geometry(1, 1, 1, 1)),
+        // Groups of two blocks of output channels, of odd channels, and rows that are shifted.
+        ([3, 32, 8, 8], 160, 1, geometry(1, 0, 1, 2)),
+        ([3, 32, 8, 8], 144, 1, geometry(1, 0, 1, 2)),
+        ([3, 6, 7, 7], 150, 3, geometry(1, 1, 1, 2)),
+        ([2, 18, 9, 32], 22, 3, geometry(1, 1, 1, 2)),
+        ([2, 6, 9, 34], 10, 3, geometry(1, 1, 1, 2)),
+        ([2, 6, 9, 32], 5, 3, geometry(1, 2, 2, 1)),
+        // Two blocks of channels and of output channels, and results that are far from the nearest cache.
+        ([4, 136, 8, 8], 80, 3, geometry(1, 1, 1, 1)),
+        ([2, 64, 12, 12], 80, 3, geometry(1, 1, 1, 1)),
+        ([2, 3, 16, 32], 520, 3, geometry(1, 1, 1, 1)),
+        // Rows of padding alone.
+        ([1, 8, 9, 9], 8, 3, geometry(1, 66, 1, 1)),
     ];
     [&small[..], &all].concat()
 }

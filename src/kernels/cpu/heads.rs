@@ -38,7 +38,8 @@ impl<'a> View<'a> {
     pub(in crate::kernels) fn heads<T: WithDType>(&self) -> Result<Heads<'_, T>> {
         match self.guard.storage() {
             Storage::Cpu(cpu) => {
-                let data = &T::cpu_storage_as_slice(cpu)?[self.start..];
+                // A part of nothing may start beyond the end of its storage.
+                let data = T::cpu_storage_as_slice(cpu)?.get(self.start..).unwrap_or_default();
                 Ok(Heads { data, strides: self.strides })
             }
             _ => bail!("a CPU kernel was given a tensor on another device"),

@@ -92,6 +92,17 @@ fn elements_that_are_not_neighbours_are_found() {
 }
 
 #[test]
+fn nothing_beyond_the_end_of_a_storage_is_nothing() {
+    let x = random(&[2, 3, 4, 8], DType::F32, 1);
+    let nothing = x.narrow(0, 2, 0).unwrap().narrow(1, 3, 0).unwrap();
+    for form in FORMS {
+        let (cos, sin) = angles([2, 3, 4, 8], form, false, DType::F32);
+        let turned = rotate(&nothing, &cos, &sin, form, false, DType::F32).unwrap();
+        assert_eq!(turned.dims(), [0, 0, 4, 8]);
+    }
+}
+
+#[test]
 fn gpus_agree() {
     for dtype in DTYPES {
         for angle_dtype in [dtype, DType::F32, DType::F16] {

@@ -12,7 +12,7 @@ use crate::kernels::gemm::micro::InstructionSet;
 const ISA: InstructionSet = InstructionSet::Avx512Bf16;
 
 /// Batch, channels in and out, height, width, kernel height and width, stride, padding, dilation.
-const SIZES: [[usize; 10]; 14] = [
+const SIZES: [[usize; 10]; 16] = [
     [16, 4, 8, 4, 4, 3, 3, 1, 1, 1],
     [17, 5, 19, 2, 2, 3, 3, 1, 1, 1],
     [33, 3, 40, 3, 5, 3, 3, 1, 1, 1],
@@ -22,7 +22,9 @@ const SIZES: [[usize; 10]; 14] = [
     [3, 33, 17, 4, 4, 3, 3, 1, 1, 1],
     [18, 2, 70, 4, 3, 2, 3, 1, 0, 1],
     [1, 6, 6, 1, 1, 3, 3, 1, 1, 1],
-    [40, 2, 5, 1, 9, 1, 3, 1, 1, 1], // rows of padding alone
+    [34, 50, 40, 4, 4, 3, 3, 1, 1, 1], // more vectors of channels than a product has
+    [18, 270, 40, 4, 4, 3, 3, 1, 1, 1], // sums longer than the micro-kernel adds up at once
+    [40, 2, 5, 1, 9, 1, 3, 1, 1, 1],   // rows of padding alone
     [31, 4, 4, 6, 6, 1, 1, 2, 0, 1],
     [2, 3, 5, 6, 6, 3, 3, 4, 1, 1], // pixels that meet no tap
     [129, 2, 2, 5, 5, 3, 3, 1, 1, 1],

@@ -7,8 +7,9 @@
 //! the same pixels.
 //!
 //! A lane is a channel. A thread lays out the pixels of a block of tiles with their padding, `(row, column, channel)`, for a
-//! chunk of the channels at a time. It transforms them, and adds their products, of all phases at a time, to sums. Of up to some
-//! 380 output channels, these stay in a second-level cache of 1 MiB. Results are laid out likewise before they are written to images.
+//! chunk of the channels at a time. It transforms them, and adds their products, of all phases at a time, to sums. Of up
+//! to some 380 output channels, these stay in a second-level cache of 1 MiB. Results are laid out likewise before they
+//! are written to images.
 //!
 //! What is infinite or NaN is dealt with as [`super`] says.
 #![allow(unsafe_code)]
