@@ -5,7 +5,7 @@ use crate::kernels::elementwise::testing::*;
 use crate::kernels::testing::devices::devices;
 
 /// Shapes and a dimension: of one, past a block, past a task, and past what a team or a block of threads has at a time.
-const SIZES: [(&[usize], usize); 9] = [
+const SIZES: [(&[usize], usize); 11] = [
     (&[1], 0),
     (&[7], 0),
     (&[5, 3], 0),
@@ -15,6 +15,8 @@ const SIZES: [(&[usize], usize); 9] = [
     (&[4099, 17], 0),
     (&[6, 130], 1),
     (&[2, 9001], 1),
+    (&[40, 700], 1),
+    (&[30, 9, 100], 1),
 ];
 
 /// Term by term, in F64.

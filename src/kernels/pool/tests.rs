@@ -10,8 +10,9 @@ const fn window(kernel: usize, stride: usize, padding: usize) -> Window {
     Window { kernel, stride, padding, format: Format::ChannelsFirst }
 }
 
-/// Whole, overlapping, gapped, padded and lopsided windows.
-const CASES: [([usize; 4], Window); 8] = [
+/// Whole, overlapping, gapped, padded and lopsided windows; rows past a strip of 64 windows, gaps past one of 8, and a window
+/// wider than the image.
+const CASES: [([usize; 4], Window); 12] = [
     ([1, 1, 1, 1], window(1, 1, 0)),
     ([2, 3, 8, 8], window(2, 2, 0)),
     ([1, 2, 17, 13], window(3, 2, 1)),
@@ -20,6 +21,10 @@ const CASES: [([usize; 4], Window); 8] = [
     ([2, 3, 5, 5], window(5, 1, 2)),
     ([1, 2, 9, 11], Window { kernel: (2, 5), stride: (3, 1), padding: (1, 2), ..window(1, 1, 0) }),
     ([3, 9, 65, 67], window(3, 2, 1)),
+    ([1, 2, 3, 140], window(3, 1, 1)),
+    ([1, 1, 4, 300], window(3, 2, 1)),
+    ([1, 2, 5, 40], window(2, 3, 1)),
+    ([1, 1, 3, 5], window(9, 1, 4)),
 ];
 
 /// Every window's elements, as `(index in the plane, value)`.

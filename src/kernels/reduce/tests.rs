@@ -78,6 +78,10 @@ fn what_was_broadcast_is_summed_back() {
         (&[5, 3], &[5, 3]),
         (&[1], &[1]),
         (&[3, 1], &[0, 3, 4]),
+        // Past a block, past a chunk, and past a task.
+        (&[2, 5, 1], &[2, 5, 1100]),
+        (&[11, 1, 33, 33], &[11, 3, 33, 33]),
+        (&[7], &[4099, 7]),
     ] {
         for dtype in DTYPES {
             let x = random(wide, dtype, 9);
