@@ -380,5 +380,43 @@ fn padding_beyond_memory_is_an_error() -> candle_core::Result<()> {
         ops::conv2d(&x, &weight, None, config),
         &["no memory for padded images of 33554436"],
     );
+    // Padding that only the outer taps meet. A group for each channel is laid out whole too.
+    let config = candle_nn::Conv2dConfig { padding: 1 << 22, dilation: 1 << 22, ..config };
+    let config = candle_nn::Conv2dConfig { stride: 1, groups: 2, ..config };
+    let x = Tensor::ones((1, 2, 4, 4), DType::F32, &Device::Cpu)?;
+    let weight = Tensor::ones((2, 1, 3, 3), DType::F32, &Device::Cpu)?;
+    let says = ["no memory for padded images of 8388612"];
+    assert_says(ops::conv2d(&x, &weight, None, config), &says);
+    let x = x.permute((0, 2, 3, 1))?;
+    assert_says(ops::channels_last::conv2d(&x, &weight, None, config), &says);
+    Ok(())
+}
+
+/// Rows of padding that no tap meets take no memory, with channels last either; by im2col they do, which says so.
+#[test]
+fn padding_between_taps_takes_no_memory() -> candle_core::Result<()> {
+    let config =
+        candle_nn::Conv2dConfig { padding: 1 << 22, dilation: 1 << 22, ..Default::default() };
+    let x = Tensor::randn(0f32, 1., (1, 2, 4, 5), &Device::Cpu)?;
+    let weight = Tensor::randn(0f32, 1., (3, 2, 3, 3), &Device::Cpu)?;
+    let middle = weight.narrow(2, 1, 1)?.narrow(3, 1, 1)?;
+    let expected = ops::conv2d(&x, &middle, None, Default::default())?;
+    // Of two terms.
+    let magnitude = ops::conv2d(&x.abs()?, &middle.abs()?, None, Default::default())?;
+    let allowed = 4. * f32::EPSILON * magnitude.max_all()?.to_scalar::<f32>()?;
+    let right = |y: candle_core::Result<Tensor>| -> candle_core::Result<()> {
+        match y {
+            Ok(y) => {
+                let error = (y - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                assert!(error <= allowed, "{error}, not {allowed}");
+            }
+            Err(error) => assert!(error.to_string().contains("no memory for padded images")),
+        }
+        Ok(())
+    };
+    right(ops::conv2d(&x, &weight, None, config))?;
+    let last = x.permute((0, 2, 3, 1))?.contiguous()?;
+    let y = ops::channels_last::conv2d(&last, &weight, None, config);
+    right(y.and_then(|y| y.permute((0, 3, 1, 2))))?;
     Ok(())
 }

@@ -113,7 +113,11 @@ impl<'a> Algorithm<'a> {
         match (nhwc, double) {
             (true, true) => Self::ViaNchw,
             (false, true) => Self::Im2colF64,
-            (false, false) if depthwise::suits(shape) && !empty => Self::depthwise(shape),
+            // With channels first, row panels have no more of the padding than taps meet, and im2col asks for memory.
+            (true, false) if shape.mostly_padding() => Self::ViaNchw,
+            (false, false) if depthwise::suits(shape) && !empty && !shape.mostly_padding() => {
+                Self::depthwise(shape)
+            }
             (_, false) if product::suits(pass, operands, bias, shape) && !empty => Self::Product,
             (nhwc, false) => match packed::isa(pass, operands, shape) {
                 Some(isa) => Self::packed(pass, shape, isa),

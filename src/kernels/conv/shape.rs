@@ -133,6 +133,13 @@ impl Shape {
         self.width + 2 * self.geometry.padding.1
     }
 
+    /// Whether an image with its padding is so large, and nearly all of it padding, that nothing should lay it out without
+    /// asking whether there is memory.
+    pub(super) fn mostly_padding(&self) -> bool {
+        let padded = self.padded_height().saturating_mul(self.padded_width());
+        padded > 1 << 28 && padded / 4 > self.height * self.width
+    }
+
     /// Elements of an input image with its padding.
     pub(super) fn padded_image(&self) -> usize {
         self.c_in * self.padded_height() * self.padded_width()

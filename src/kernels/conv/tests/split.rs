@@ -3,8 +3,9 @@
 use candle_core::{DType, Device, Result, Tensor};
 use half::{bf16, f16};
 
+use super::every_set::edges;
 use super::packed::{dgrad, forward, wgrad};
-use super::{Shape, edges, geometry, plain_loops, to_nchw, to_nhwc, turned};
+use super::{Shape, geometry, plain_loops, to_nchw, to_nhwc, turned};
 use crate::kernels::gemm::micro::InstructionSet;
 use crate::kernels::gemm::tests::{check, doubles, every_exponent, generator, mixed, random};
 
