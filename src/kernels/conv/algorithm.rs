@@ -40,6 +40,8 @@ pub(super) enum Algorithm<'a> {
     PackedNhwc(InstructionSet),
     /// By Winograd's transform, from images of either format, in F32.
     Winograd(InstructionSet),
+    /// The same of 16-bit operands, by larger tiles.
+    LargeTiles(InstructionSet),
     /// By strips of images that have few channels.
     FewChannels(InstructionSet),
     /// With a small image in each lane, in BF16.
@@ -81,12 +83,13 @@ impl<'a> Algorithm<'a> {
         let nhwc = shape.geometry.format == Format::ChannelsLast;
         match self {
             Self::PackedNhwc(InstructionSet::AmxBf16x3) => {
-                Self::packed(pass, shape, InstructionSet::AmxBf16x3.without_terms())
+                Self::packed(pass, shape, InstructionSet::AmxBf16x3.without_terms(), false)
             }
-            Self::Winograd(isa) if nhwc => Self::PackedNhwc(isa),
-            Self::Winograd(isa) | Self::FewChannels(isa) | Self::ImagesInLanes(isa) => {
-                Self::Packed(isa)
-            }
+            Self::Winograd(isa) | Self::LargeTiles(isa) if nhwc => Self::PackedNhwc(isa),
+            Self::Winograd(isa)
+            | Self::LargeTiles(isa)
+            | Self::FewChannels(isa)
+            | Self::ImagesInLanes(isa) => Self::Packed(isa),
             Self::DepthwiseRows(_) | Self::DepthwiseLanes(_) if pass != PassKind::Dgrad => {
                 Self::Depthwise
             }
@@ -120,15 +123,15 @@ impl<'a> Algorithm<'a> {
             }
             (_, false) if product::suits(pass, operands, bias, shape) && !empty => Self::Product,
             (nhwc, false) => match packed::isa(pass, operands, shape) {
-                Some(isa) => Self::packed(pass, shape, isa),
+                Some(isa) => Self::packed(pass, shape, isa, are_half(operands)),
                 None if nhwc => Self::ViaNchw,
                 None => Self::Im2col,
             },
         }
     }
 
-    /// Packed GEMM by this instruction set, or what is faster for some shapes.
-    pub(super) fn packed(pass: PassKind, shape: &Shape, isa: InstructionSet) -> Self {
+    /// Packed GEMM by this instruction set, or what is faster for some shapes, and for operands that [`are_half`].
+    pub(super) fn packed(pass: PassKind, shape: &Shape, isa: InstructionSet, half: bool) -> Self {
         let in_lanes = || match pass {
             PassKind::Forward => lanes::suits(shape, Order::Forward, isa),
             PassKind::Dgrad => lanes::suits(shape, Order::Backward, isa),
@@ -138,6 +141,9 @@ impl<'a> Algorithm<'a> {
             // Before Winograd's, which suits first layers too, and is slower there.
             _ if pass != PassKind::Dgrad && few_channels::suits(shape, isa) => {
                 Self::FewChannels(isa)
+            }
+            _ if half && !isa.is_amx() && winograd::suits_large(pass, shape, isa.vectors()) => {
+                Self::LargeTiles(isa)
             }
             _ if isa.is_f32() && winograd::suits_pass(pass, shape) => Self::Winograd(isa),
             Format::ChannelsLast => Self::PackedNhwc(isa),
@@ -168,8 +174,14 @@ impl<'a> Algorithm<'a> {
             Self::Product => "product",
             Self::Packed(isa) | Self::PackedNhwc(isa) => isa.name(),
             Self::Winograd(isa) => isa.vectors().names().winograd,
+            Self::LargeTiles(isa) => isa.vectors().names().large_tiles,
             Self::FewChannels(isa) => isa.vectors().names().few_channels,
             Self::ImagesInLanes(_) => "images in lanes, avx512-bf16",
         }
     }
+}
+
+/// Whether operands are of one dtype of 16 bits.
+pub(super) fn are_half([a, b]: [&Tensor; 2]) -> bool {
+    a.dtype() == b.dtype() && a.dtype().size_in_bytes() == 2
 }

@@ -84,7 +84,10 @@ fn forward_by(
             Algorithm::Packed(isa) => Some(packed::forward::<O>(x, weight, bias, shape, isa)?),
             Algorithm::PackedNhwc(isa) => nhwc::forward::<O>(x, weight, bias, shape, isa)?,
             Algorithm::Winograd(isa) => {
-                winograd::convolve::<O>(x, weight, bias, shape, Order::Forward, isa)?
+                winograd::convolve::<O>(x, weight, bias, shape, Order::Forward, (isa, false))?
+            }
+            Algorithm::LargeTiles(isa) => {
+                winograd::convolve::<O>(x, weight, bias, shape, Order::Forward, (isa, true))?
             }
             Algorithm::FewChannels(isa) => few_channels::forward::<O>(x, weight, bias, shape, isa)?,
             Algorithm::ImagesInLanes(isa) => {
@@ -156,7 +159,10 @@ fn dgrad_by(
             Algorithm::Packed(isa) => packed::dgrad::<O>(grad, weight, bias, shape, isa)?,
             Algorithm::PackedNhwc(isa) => nhwc::dgrad::<O>(grad, weight, bias, shape, isa)?,
             Algorithm::Winograd(isa) => {
-                winograd::convolve::<O>(grad, weight, bias, shape, Order::Backward, isa)?
+                winograd::convolve::<O>(grad, weight, bias, shape, Order::Backward, (isa, false))?
+            }
+            Algorithm::LargeTiles(isa) => {
+                winograd::convolve::<O>(grad, weight, bias, shape, Order::Backward, (isa, true))?
             }
             Algorithm::ImagesInLanes(isa) => {
                 lanes::convolve::<O>(grad, weight, bias, shape, Order::Backward, isa)?
@@ -221,6 +227,9 @@ fn wgrad_by(
         Algorithm::Packed(isa) => packed::wgrad(x, grad, shape, RunSums::RowPanels(isa))?,
         Algorithm::PackedNhwc(isa) => nhwc::wgrad(x, grad, shape, isa)?,
         Algorithm::Winograd(isa) => packed::wgrad(x, grad, shape, RunSums::Tiles(isa.vectors()))?,
+        Algorithm::LargeTiles(isa) => {
+            packed::wgrad(x, grad, shape, RunSums::LargeTiles(isa.vectors()))?
+        }
         Algorithm::FewChannels(isa) => {
             packed::wgrad(x, grad, shape, RunSums::Strips(isa.vectors()))?
         }

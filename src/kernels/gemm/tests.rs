@@ -67,11 +67,13 @@ impl Sum {
 
     /// The same sum, as exact as one of `terms` terms and this magnitude at least.
     pub(in crate::kernels) fn with_error_of(&self, magnitude: f64, terms: f64) -> Self {
-        Self {
-            magnitude: self.magnitude.max(magnitude + self.value.abs()),
-            terms: self.terms.max(terms),
-            ..*self
-        }
+        let magnitude = self.magnitude.max(magnitude + self.value.abs());
+        Self { magnitude, terms: self.terms.max(terms), ..*self }
+    }
+
+    /// The same sum, as exact as one of `terms` terms and this magnitude, whatever its own.
+    pub(in crate::kernels) fn as_exact_as(&self, magnitude: f64, terms: f64) -> Self {
+        Self { magnitude: magnitude + self.value.abs(), terms, ..*self }
     }
 
     /// The largest error of the sum, in any order, in the arithmetic of a format with epsilon

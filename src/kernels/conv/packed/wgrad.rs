@@ -56,6 +56,8 @@ pub(in crate::kernels::conv) enum RunSums {
     RowPanels(InstructionSet),
     /// Winograd's, of either format.
     Tiles(Vectors),
+    /// The same of 16-bit operands, by larger tiles.
+    LargeTiles(Vectors),
     /// By strips of first layers.
     Strips(Vectors),
 }
@@ -70,7 +72,8 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, sums: RunSums) -> Result<Vec<
             let runs = runs(shape.c_out * shape.taps()).min((16 / blocks).max(2));
             shape.batch.div_ceil(runs)
         }
-        RunSums::Tiles(_) => winograd::Wgrad::run_images(shape),
+        RunSums::Tiles(_) => winograd::Wgrad::run_images(shape, false),
+        RunSums::LargeTiles(_) => winograd::Wgrad::run_images(shape, true),
     };
     let run = run.max(1);
     let runs = shape.batch.div_ceil(run);
@@ -99,8 +102,9 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, sums: RunSums) -> Result<Vec<
                 RunSums::RowPanels(isa) => {
                     Wgrad { shape, taps: &taps, isa, group, channels }.run(x, grad, images, own)
                 }
-                RunSums::Tiles(vectors) => {
-                    winograd::Wgrad { shape, channels, vectors }.run(x, grad, images, own)
+                RunSums::Tiles(vectors) | RunSums::LargeTiles(vectors) => {
+                    let large = matches!(sums, RunSums::LargeTiles(_));
+                    winograd::Wgrad { shape, channels, vectors, large }.run(x, grad, images, own)
                 }
                 RunSums::Strips(vectors) => {
                     few_channels::Wgrad { shape, channels, vectors }.run(x, grad, images, own)

@@ -43,6 +43,41 @@ fn a_pass_is_called_by_what_computed_it() {
     }
 }
 
+/// Larger tiles compute with operands of one dtype of 16 bits, and leave an infinity to others.
+#[test]
+fn passes_over_16_bit_operands_are_called_by_what_computed_them() {
+    let Some(vectors) = Vectors::widest() else { return };
+    let (names, mut rng, geometry) = (vectors.names(), generator(17), geometry(1, 1, 1, 1));
+    let (f32, f16, bf16) = (DType::F32, DType::F16, DType::BF16);
+    for (left, right, large) in [
+        (bf16, bf16, true),
+        (f16, f16, true),
+        (bf16, f32, false),
+        (f32, f16, false),
+        (f16, bf16, false),
+    ] {
+        let x = random(&mut rng, &[8, 64, 24, 24], left);
+        let weight = random(&mut rng, &[64, 64, 3, 3], right);
+        let grad = random(&mut rng, &[8, 64, 24, 24], right);
+        let shape = Shape::new(x.dims(), weight.dims(), geometry).unwrap();
+        if packed::isa(PassKind::Forward, [&x, &weight], &shape).is_some_and(|isa| isa.is_amx()) {
+            continue;
+        }
+        let large =
+            |by: &str| assert_eq!(by == names.large_tiles, large, "{by} {left:?} {right:?}");
+        for out in [left, f32] {
+            large(by(forward(&x, &weight, None, geometry, out)));
+            large(by(dgrad(&x, &weight, None, x.dims(), geometry, out)));
+            large(by(wgrad(&x, &grad, weight.dims(), geometry, out)));
+        }
+        let mut numbers = values(&x);
+        numbers[77] = f64::INFINITY;
+        let x = of(numbers, x.dims(), left);
+        assert!(by(forward(&x, &weight, None, geometry, left)).starts_with("packed, "));
+        assert!(by(wgrad(&x, &grad, weight.dims(), geometry, left)).starts_with("packed, "));
+    }
+}
+
 /// Infinite weights are for loops that meet no padding.
 #[test]
 fn a_depthwise_gradient_is_called_by_what_computed_it() {

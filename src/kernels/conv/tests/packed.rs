@@ -5,7 +5,7 @@ use std::cell::Cell;
 use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::choice::algorithm::take;
-use crate::kernels::conv::algorithm::Algorithm;
+use crate::kernels::conv::algorithm::{Algorithm, are_half};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::conv::{dgrad_by, forward_by, wgrad_by};
 use crate::kernels::cuda::PassKind;
@@ -16,27 +16,50 @@ thread_local! {
     static STOOD_IN: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
+/// The instruction set, and what passes over 16-bit operands are computed by.
+#[derive(Clone, Copy)]
+pub(super) struct Choice {
+    isa: InstructionSet,
+    /// Whether they may be computed by large tiles.
+    large: bool,
+}
+
+impl From<InstructionSet> for Choice {
+    fn from(isa: InstructionSet) -> Self {
+        Self { isa, large: true }
+    }
+}
+
+impl Choice {
+    /// As passes over F32 are, whatever the dtype.
+    pub(super) fn of_single(isa: InstructionSet) -> Self {
+        Self { isa, large: false }
+    }
+}
+
 pub(super) fn forward<O: Rounded>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     shape: &Shape,
-    isa: InstructionSet,
+    by: impl Into<Choice>,
 ) -> Result<Tensor> {
-    let pass = PassKind::Forward;
-    let by = |algorithm: Algorithm| forward_by(algorithm, x, weight, bias, shape, O::DTYPE);
-    run(pass, shape, isa, by)
+    run(PassKind::Forward, [x, weight], shape, by.into(), |algorithm| {
+        forward_by(algorithm, x, weight, bias, shape, O::DTYPE)
+    })
 }
 
 /// A pass, of which [`none_gave_up`] then knows.
 fn run(
     pass: PassKind,
+    operands: [&Tensor; 2],
     shape: &Shape,
-    isa: InstructionSet,
+    Choice { isa, large }: Choice,
     by: impl Fn(Algorithm) -> Result<Option<Tensor>>,
 ) -> Result<Tensor> {
     take();
-    let result = Algorithm::packed(pass, shape, isa).run(pass, shape, by);
+    let half = large && are_half(operands);
+    let result = Algorithm::packed(pass, shape, isa, half).run(pass, shape, by);
     STOOD_IN.set(take());
     result
 }
@@ -46,20 +69,27 @@ pub(super) fn none_gave_up() {
     assert_eq!(STOOD_IN.get(), None);
 }
 
+/// Whether another algorithm computed the last pass.
+pub(super) fn gave_up() -> bool {
+    STOOD_IN.get().is_some()
+}
+
 pub(super) fn dgrad<O: Rounded>(
     grad: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     shape: &Shape,
-    isa: InstructionSet,
+    by: impl Into<Choice>,
 ) -> Result<Tensor> {
-    let pass = PassKind::Dgrad;
-    let by = |algorithm: Algorithm| dgrad_by(algorithm, grad, weight, bias, shape, O::DTYPE);
-    let dx = run(pass, shape, isa, by)?;
+    let by = by.into();
+    let dx = run(PassKind::Dgrad, [grad, weight], shape, by, |algorithm| {
+        dgrad_by(algorithm, grad, weight, bias, shape, O::DTYPE)
+    })?;
     // Only infinite weights meet padding.
     assert!(
         !matches!(STOOD_IN.get(), Some("im2col" | "via nchw")),
-        "given up by {isa:?}: {shape:?}"
+        "given up by {:?}: {shape:?}",
+        by.isa
     );
     Ok(dx)
 }
@@ -68,9 +98,9 @@ pub(super) fn wgrad(
     x: &Tensor,
     grad: &Tensor,
     shape: &Shape,
-    isa: InstructionSet,
+    by: impl Into<Choice>,
 ) -> Result<Tensor> {
-    let pass = PassKind::Wgrad;
-    let by = |algorithm: Algorithm| wgrad_by(algorithm, x, grad, shape, DType::F32);
-    run(pass, shape, isa, by)
+    run(PassKind::Wgrad, [x, grad], shape, by.into(), |algorithm| {
+        wgrad_by(algorithm, x, grad, shape, DType::F32)
+    })
 }

@@ -1,20 +1,22 @@
 //! Convolutions by tiles.
 
-mod strided;
+mod blocks;
+mod large;
 
 use super::super::packed::few_channels;
 use super::super::packed::winograd::{suits, suits_wgrad};
-use super::packed::{dgrad, forward, none_gave_up, wgrad};
+pub(super) use large::tolerant as tolerant_of_large;
+
+use super::packed::{Choice, dgrad, forward, none_gave_up, wgrad};
 use super::*;
 use crate::kernels::cpu::dtype::with_single;
 use crate::kernels::gemm::micro::InstructionSet;
 
 /// The error of a tile grows with the sum of the magnitudes of what is added in its transform, which
-/// can be more than that of a result's own terms. Four and eight roundings are those of the
-/// transforms, a few more those of the products and the bias.
-fn loosened(sums: &[Sum], magnitudes: &[f64], terms: usize) -> Vec<Sum> {
-    let terms = (terms + 14) as f64 / 2.;
-    sums.iter().zip(magnitudes).map(|(sum, &m)| sum.with_error_of(m, terms)).collect()
+/// can be more than that of a result's own terms.
+fn loosened(sums: &[Sum], magnitudes: &[f64], roundings: usize) -> Vec<Sum> {
+    let terms = roundings as f64 / 2.;
+    sums.iter().zip(magnitudes).map(|(sum, &m)| sum.as_exact_as(m, terms)).collect()
 }
 
 /// `f(i, j)` of a square, transformed in both directions by `line`.
@@ -27,98 +29,132 @@ fn both<const N: usize, const M: usize>(
     std::array::from_fn(|i| std::array::from_fn(|j| columns[j][i]))
 }
 
+/// Tiles of `READ` by `READ` pixels, of which `MADE` by `MADE` results are made: the magnitudes of what is added in a
+/// line's transform of pixels, weights, sums, a gradient, and sums of products for a gradient of the weight.
+struct Tiles<const READ: usize, const MADE: usize> {
+    pixels: fn([f64; READ]) -> [f64; READ],
+    weights: fn([f64; 3]) -> [f64; READ],
+    sums: fn([f64; READ]) -> [f64; MADE],
+    gradient: fn([f64; MADE]) -> [f64; READ],
+    back: fn([f64; READ]) -> [f64; 3],
+    /// Those of the transforms, and a few more of the products and the bias.
+    roundings: usize,
+}
+
+const SMALL: Tiles<4, 2> = Tiles {
+    pixels: |[a, b, c, d]| [a + c, b + c, b + c, b + d],
+    weights: |[a, b, c]| [a, (a + b + c) / 2., (a + b + c) / 2., c],
+    sums: |[a, b, c, d]| [a + b + c, b + c + d],
+    gradient: |[a, b]| [a, a + b, a + b, b],
+    back: |[a, b, c, d]| [a + (b + c) / 2., (b + c) / 2., (b + c) / 2. + d],
+    roundings: 14,
+};
+
 /// Calls `f(image, y, x)` with the first pixel of every tile.
-fn for_each_tile(shape: &Shape, mut f: impl FnMut(usize, usize, usize)) {
+fn for_each_tile(shape: &Shape, size: usize, mut f: impl FnMut(usize, usize, usize)) {
     for image in 0..shape.batch {
-        for (y, x) in pairs(shape.out_height.div_ceil(2), shape.out_width.div_ceil(2)) {
-            f(image, 2 * y, 2 * x);
+        for (y, x) in pairs(shape.out_height.div_ceil(size), shape.out_width.div_ceil(size)) {
+            f(image, size * y, size * x);
         }
     }
 }
 
-/// The magnitudes of a channel's transformed tile.
-fn pixels(
-    x: &[f64],
-    shape: &Shape,
-    image: usize,
-    channel: usize,
-    at: (usize, usize),
-) -> [[f64; 4]; 4] {
-    let pixel = |i: usize, j: usize| {
-        let (pad_y, pad_x) = shape.geometry.padding;
-        let (y, x_) = ((at.0 + i).checked_sub(pad_y), (at.1 + j).checked_sub(pad_x));
-        match (y.filter(|&y| y < shape.height), x_.filter(|&x| x < shape.width)) {
-            (Some(y), Some(x_)) => {
-                x[((image * shape.c_in + channel) * shape.height + y) * shape.width + x_].abs()
-            }
-            _ => 0.,
-        }
-    };
-    both(pixel, |[a, b, c, d]| [a + c, b + c, b + c, b + d])
-}
-
-/// What bounds the errors of a convolution by tiles.
-pub(super) fn magnitudes(x: &[f64], weight: &[f64], shape: &Shape) -> Vec<f64> {
-    let (ins, outs) = (shape.c_in, shape.c_out);
-    let u: Vec<_> = weight
-        .chunks(9)
-        .map(|g| {
-            both(
-                |i, j| g[3 * i + j].abs(),
-                |[a, b, c]| {
-                    let half = (a + b + c) / 2.;
-                    [a, half, half, c]
-                },
-            )
-        })
-        .collect();
-    let mut magnitudes = vec![0.; shape.batch * shape.out_image()];
-    for_each_tile(shape, |image, top, left| {
-        let v: Vec<_> = (0..ins).map(|c| pixels(x, shape, image, c, (top, left))).collect();
-        for out in 0..outs {
-            let m = |i: usize, j: usize| {
-                (0..ins).map(|c| v[c][i][j] * u[out * ins + c][i][j]).sum::<f64>()
-            };
-            let sums = both(m, |[a, b, c, d]| [a + b + c, b + c + d]);
-            for (i, j) in pairs(2, 2) {
-                let (y, x) = (top + i, left + j);
-                if y < shape.out_height && x < shape.out_width {
-                    let pixel = (image * outs + out) * shape.out_height + y;
-                    magnitudes[pixel * shape.out_width + x] = sums[i][j];
-                }
-            }
-        }
-    });
-    magnitudes
-}
-
-/// The same of the gradient with respect to the weight.
-fn gradient_magnitudes(x: &[f64], grad: &[f64], shape: &Shape) -> Vec<f64> {
-    let (ins, outs) = (shape.c_in, shape.c_out);
-    let mut products = vec![[[0.; 4]; 4]; outs * ins];
-    for_each_tile(shape, |image, top, left| {
-        let v: Vec<_> = (0..ins).map(|c| pixels(x, shape, image, c, (top, left))).collect();
-        for out in 0..outs {
-            let pixel = |i: usize, j: usize| match (top + i, left + j) {
-                (y, x) if y < shape.out_height && x < shape.out_width => {
-                    let row = (image * outs + out) * shape.out_height + y;
-                    grad[row * shape.out_width + x].abs()
+impl<const READ: usize, const MADE: usize> Tiles<READ, MADE> {
+    /// The magnitudes of a channel's transformed tile.
+    fn transformed(
+        &self,
+        x: &[f64],
+        shape: &Shape,
+        image: usize,
+        channel: usize,
+        at: (usize, usize),
+    ) -> [[f64; READ]; READ] {
+        let pixel = |i: usize, j: usize| {
+            let (pad_y, pad_x) = shape.geometry.padding;
+            let (y, x_) = ((at.0 + i).checked_sub(pad_y), (at.1 + j).checked_sub(pad_x));
+            match (y.filter(|&y| y < shape.height), x_.filter(|&x| x < shape.width)) {
+                (Some(y), Some(x_)) => {
+                    x[((image * shape.c_in + channel) * shape.height + y) * shape.width + x_].abs()
                 }
                 _ => 0.,
-            };
-            let m = both(pixel, |[a, b]| [a, a + b, a + b, b]);
-            for c in 0..ins {
-                for (i, j) in pairs(4, 4) {
-                    products[out * ins + c][i][j] += v[c][i][j] * m[i][j];
+            }
+        };
+        both(pixel, self.pixels)
+    }
+
+    /// What bounds the errors of a convolution by tiles.
+    fn magnitudes(&self, x: &[f64], weight: &[f64], shape: &Shape) -> Vec<f64> {
+        let (ins, outs) = (shape.c_in, shape.c_out);
+        let u: Vec<_> =
+            weight.chunks(9).map(|g| both(|i, j| g[3 * i + j].abs(), self.weights)).collect();
+        let mut magnitudes = vec![0.; shape.batch * shape.out_image()];
+        for_each_tile(shape, MADE, |image, top, left| {
+            let tile = |c| self.transformed(x, shape, image, c, (top, left));
+            let v: Vec<_> = (0..ins).map(tile).collect();
+            for out in 0..outs {
+                let m = |i: usize, j: usize| {
+                    (0..ins).map(|c| v[c][i][j] * u[out * ins + c][i][j]).sum::<f64>()
+                };
+                let sums = both(m, self.sums);
+                for (i, j) in pairs(MADE, MADE) {
+                    let (y, x) = (top + i, left + j);
+                    if y < shape.out_height && x < shape.out_width {
+                        let pixel = (image * outs + out) * shape.out_height + y;
+                        magnitudes[pixel * shape.out_width + x] = sums[i][j];
+                    }
                 }
             }
-        }
-    });
-    let back = |u: &[[f64; 4]; 4]| {
-        let line = |[a, b, c, d]: [f64; 4]| [a + (b + c) / 2., (b + c) / 2., (b + c) / 2. + d];
-        both(|i, j| u[i][j], line).concat()
-    };
-    products.iter().flat_map(back).collect()
+        });
+        magnitudes
+    }
+
+    /// The same of the gradient with respect to the weight.
+    fn gradient_magnitudes(&self, x: &[f64], grad: &[f64], shape: &Shape) -> Vec<f64> {
+        let (ins, outs) = (shape.c_in, shape.c_out);
+        let mut products = vec![[[0.; READ]; READ]; outs * ins];
+        for_each_tile(shape, MADE, |image, top, left| {
+            let tile = |c| self.transformed(x, shape, image, c, (top, left));
+            let v: Vec<_> = (0..ins).map(tile).collect();
+            for out in 0..outs {
+                let pixel = |i: usize, j: usize| match (top + i, left + j) {
+                    (y, x) if y < shape.out_height && x < shape.out_width => {
+                        let row = (image * outs + out) * shape.out_height + y;
+                        grad[row * shape.out_width + x].abs()
+                    }
+                    _ => 0.,
+                };
+                let m = both(pixel, self.gradient);
+                for c in 0..ins {
+                    for (i, j) in pairs(READ, READ) {
+                        products[out * ins + c][i][j] += v[c][i][j] * m[i][j];
+                    }
+                }
+            }
+        });
+        products.iter().flat_map(|u| both(|i, j| u[i][j], self.back).concat()).collect()
+    }
+
+    fn forward(&self, y: &[Sum], [x, weight, _]: [&[f64]; 3], shape: &Shape) -> Vec<Sum> {
+        loosened(y, &self.magnitudes(x, weight, shape), shape.c_in + self.roundings)
+    }
+
+    /// Of a convolution whose gradient is one.
+    fn dgrad(
+        &self,
+        dx: &[Sum],
+        [_, weight, grad]: [&[f64]; 3],
+        shape: &Shape,
+        back: &Shape,
+    ) -> Vec<Sum> {
+        let magnitudes = self.magnitudes(grad, &turned(weight, shape), back);
+        loosened(dx, &magnitudes, back.c_in + self.roundings)
+    }
+
+    fn wgrad(&self, dw: &[Sum], [x, _, grad]: [&[f64]; 3], shape: &Shape) -> Vec<Sum> {
+        let tiles = shape.out_height.div_ceil(MADE) * shape.out_width.div_ceil(MADE);
+        let magnitudes = self.gradient_magnitudes(x, grad, shape);
+        loosened(dw, &magnitudes, shape.batch * tiles + self.roundings)
+    }
 }
 
 /// Weights as the gradient with respect to the input meets them.
@@ -133,20 +169,18 @@ fn turned(weight: &[f64], shape: &Shape) -> Vec<f64> {
 
 /// [`Sum`]s of the three passes, with the tolerance of tiles where these are what computes them.
 pub(super) fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) -> [Vec<Sum>; 3] {
-    let ([y, dx, dw], [x, weight, grad]) = (sums, operands);
+    let [y, dx, dw] = sums;
     let mut result = [y.to_vec(), dx.to_vec(), dw.to_vec()];
     if suits(shape) && !InstructionSet::of_f32().all(|isa| few_channels::suits(shape, isa)) {
-        result[0] = loosened(y, &magnitudes(x, weight, shape), shape.c_in);
+        result[0] = SMALL.forward(y, operands, shape);
     }
     if let Some(back) = shape.transposed().filter(suits) {
-        let magnitudes = magnitudes(grad, &turned(weight, shape), &back);
-        result[1] = loosened(dx, &magnitudes, back.c_in);
+        result[1] = SMALL.dgrad(dx, operands, shape, &back);
     }
     if suits_wgrad(shape) {
-        let tiles = shape.batch * shape.out_height.div_ceil(2) * shape.out_width.div_ceil(2);
-        result[2] = loosened(dw, &gradient_magnitudes(x, grad, shape), tiles);
+        result[2] = SMALL.wgrad(dw, operands, shape);
     }
-    strided::tolerant(result, operands, shape)
+    blocks::tolerant(result, operands, shape)
 }
 
 fn shape(dims: [usize; 4], c_out: usize, padding: (usize, usize)) -> Shape {
@@ -178,6 +212,7 @@ fn tiles_agree_with_plain_loops() -> Result<()> {
 }
 
 fn tiles_agree(isa: InstructionSet) -> Result<()> {
+    let by = Choice::of_single(isa);
     let mut rng = generator(31);
     let mut gradients = 0;
     let shapes = [
@@ -208,19 +243,19 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         let [y, dx, dw] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
         let what = format!("{isa:?} {dtype:?} {shape:?}");
         let inputs = [dtype];
-        let single = forward::<f32>(&x, &weight, Some(&bias), &shape, isa)?;
+        let single = forward::<f32>(&x, &weight, Some(&bias), &shape, by)?;
         none_gave_up();
         check(&single, &y, &inputs, &what);
-        let half = with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias), &shape, isa)?);
+        let half = with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias), &shape, by)?);
         none_gave_up();
         check(&half, &y, &inputs, &what);
-        let back = dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
+        let back = dgrad::<f32>(&grad, &weight, None, &shape, by)?;
         none_gave_up();
         check(&back, &dx, &inputs, &what);
-        let back = with_single!(dtype, O => dgrad::<O>(&grad, &weight, None, &shape, isa)?);
+        let back = with_single!(dtype, O => dgrad::<O>(&grad, &weight, None, &shape, by)?);
         none_gave_up();
         check(&back, &dx, &inputs, &what);
-        let dweight = wgrad(&x, &grad, &shape, isa)?;
+        let dweight = wgrad(&x, &grad, &shape, by)?;
         none_gave_up();
         check(&dweight, &dw, &inputs, &what);
     }
@@ -234,6 +269,7 @@ fn tiles_of_channels_last_agree_with_plain_loops() -> Result<()> {
 }
 
 fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
+    let by = Choice::of_single(isa);
     let mut rng = generator(33);
     let mut gradients = 0;
     let shapes = [
@@ -266,22 +302,21 @@ fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
         let what = format!("{isa:?} {dtype:?} {shape:?}");
         let inputs = [dtype];
         let [x, grad] = [to_nhwc(&x)?, to_nhwc(&grad)?];
-        let single = forward::<f32>(&x, &weight, Some(&bias[0]), &shape, isa)?;
+        let single = forward::<f32>(&x, &weight, Some(&bias[0]), &shape, by)?;
         none_gave_up();
         check(&to_nchw(&single)?, &y, &inputs, &what);
-        let half =
-            with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias[0]), &shape, isa)?);
+        let half = with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias[0]), &shape, by)?);
         none_gave_up();
         check(&to_nchw(&half)?, &y, &inputs, &what);
-        let back = dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, isa)?;
+        let back = dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, by)?;
         none_gave_up();
         check(&to_nchw(&back)?, &dx, &inputs, &what);
         let back = with_single!(dtype, O => {
-            dgrad::<O>(&grad, &weight, Some(&bias[1]), &shape, isa)?
+            dgrad::<O>(&grad, &weight, Some(&bias[1]), &shape, by)?
         });
         none_gave_up();
         check(&to_nchw(&back)?, &dx, &inputs, &what);
-        let dweight = wgrad(&x, &grad, &shape, isa)?;
+        let dweight = wgrad(&x, &grad, &shape, by)?;
         none_gave_up();
         check(&dweight, &dw, &inputs, &what);
         gradients += usize::from(suits_wgrad(&shape));

@@ -8,6 +8,7 @@ pub(in crate::kernels) struct Names {
     pub(in crate::kernels) packed: &'static str,
     pub(in crate::kernels) blocked: &'static str,
     pub(in crate::kernels) winograd: &'static str,
+    pub(in crate::kernels) large_tiles: &'static str,
     pub(in crate::kernels) few_channels: &'static str,
     pub(in crate::kernels) depthwise: &'static str,
 }
@@ -20,6 +21,7 @@ macro_rules! names {
             packed: concat!("packed, ", $set),
             blocked: concat!("blocked, ", $set),
             winograd: concat!("winograd, ", $set),
+            large_tiles: concat!("winograd 4x4, ", $set),
             few_channels: concat!("few channels, ", $set),
             depthwise: concat!("depthwise, ", $set),
         }

@@ -1,5 +1,6 @@
 //! Convolutions by three by three weights at stride 1, by Winograd's F(2×2, 3×3): sixteen products
-//! where a tile of two by two pixels takes thirty-six. Those at stride 2 are in [`strided`].
+//! where a tile of two by two pixels takes thirty-six. Those at stride 2, and larger tiles of 16-bit operands, are in
+//! [`blocks`].
 //!
 //! For NCHW images, each lane holds one tile; for NHWC images, one channel (see `nhwc`). A thread transforms three
 //! vectors of tiles of all channels, into memory that stays in its cache. It multiplies them by the transformed
@@ -10,12 +11,12 @@
 //! that it is infinite or NaN as it ought to be.
 #![allow(unsafe_code)]
 
+mod blocks;
 mod columns;
 mod grid;
 mod nhwc;
 mod pixels;
 mod products;
-mod strided;
 mod suits;
 mod tiles;
 mod transform;
@@ -38,11 +39,12 @@ use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::{InstructionSet, KeptWords, Rounded, as_f32_mut};
 use crate::kernels::tensors::format::Format;
+pub(in crate::kernels::conv) use blocks::suits_large;
+#[cfg(test)]
+pub(in crate::kernels::conv) use blocks::suits_strided;
 use grid::{TileGrid, VectorTiles};
 use nhwc::convolve_nhwc;
 use products::{ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block};
-#[cfg(test)]
-pub(in crate::kernels::conv) use strided::suits as suits_strided;
 pub(super) use suits::is_plain;
 pub(in crate::kernels::conv) use suits::suits;
 pub(super) use wgrad::Wgrad;
@@ -51,28 +53,28 @@ pub(in crate::kernels::conv) use wgrad::suits_wgrad;
 /// Whether tiles are faster than row panels for a pass.
 pub(in crate::kernels::conv) fn suits_pass(pass: PassKind, shape: &Shape) -> bool {
     match pass {
-        PassKind::Forward => suits(shape) || strided::suits(shape, Order::Forward),
+        PassKind::Forward => suits(shape) || blocks::suits_strided(shape, Order::Forward),
         PassKind::Dgrad => {
             shape.transposed().is_some_and(|back| suits(&back))
-                || strided::suits(shape, Order::Backward)
+                || blocks::suits_strided(shape, Order::Backward)
         }
-        PassKind::Wgrad => suits_wgrad(shape) || strided::suits(shape, Order::Forward),
+        PassKind::Wgrad => suits_wgrad(shape) || blocks::suits_strided(shape, Order::Forward),
     }
 }
 
-/// See [`super::super::forward`], or [`super::super::dgrad`]; `None` where a result is not finite, or no convolution at
-/// stride 1 is the gradient.
+/// See [`super::super::forward`], or [`super::super::dgrad`], by `large` tiles of four by four, or others; `None` where a result
+/// is not finite, or, of other tiles at stride 1, where no convolution is the gradient.
 pub(in crate::kernels::conv) fn convolve<O: Rounded>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     shape: &Shape,
     order: Order,
-    isa: InstructionSet,
+    (isa, large): (InstructionSet, bool),
 ) -> Result<Option<Tensor>> {
     let _held = hold([x, weight].into_iter().chain(bias));
-    if shape.geometry.stride == 2 {
-        return strided::convolve::<O>(x, weight, bias, shape, order, isa);
+    if large || shape.geometry.stride == 2 {
+        return blocks::convolve::<O>(x, weight, bias, shape, order, isa);
     }
     let shape = if order == Order::Backward { shape.transposed() } else { Some(*shape) };
     let Some(shape) = &shape else { return Ok(None) };

@@ -14,9 +14,9 @@
 use std::ops::Range;
 
 use super::super::rows::Stored;
+use super::blocks;
 use super::grid::{TileGrid, VectorTiles};
 use super::products::{TILE_ELEMENTS, TILES, VECTORS, add_product};
-use super::strided;
 use super::suits::{enough_channels, is_plain, pays, vectors};
 use super::tiles::{Tiles, load};
 use super::transform;
@@ -31,7 +31,7 @@ pub(in crate::kernels::conv) fn suits_wgrad(shape: &Shape) -> bool {
     if !is_plain(shape) || !enough_channels(shape) {
         return false;
     }
-    let run = Wgrad::run_images(shape);
+    let run = Wgrad::run_images(shape, false);
     let runs = shape.batch.div_ceil(run);
     pays(runs * (vectors(&Shape { batch: run, ..*shape }) + 2), 0.78, shape)
 }
@@ -45,14 +45,16 @@ pub(in super::super) struct Wgrad<'a> {
     pub(in super::super) shape: &'a Shape,
     pub(in super::super) channels: Range<usize>,
     pub(in super::super) vectors: Vectors,
+    /// Whether tiles have four by four pixels of the gradient at stride 1.
+    pub(in super::super) large: bool,
 }
 
 impl Wgrad<'_> {
     /// Images of a run, whose sums are kept apart: whole vectors, and enough of them that
     /// transforming the sums is little beside.
-    pub(in super::super) fn run_images(shape: &Shape) -> usize {
-        if shape.geometry.stride == 2 {
-            return strided::run_images(shape);
+    pub(in super::super) fn run_images(shape: &Shape, large: bool) -> usize {
+        if large || shape.geometry.stride == 2 {
+            return blocks::run_images(shape);
         }
         let together = match shape.geometry.format {
             Format::ChannelsFirst => TileGrid::of(shape).together,
@@ -72,9 +74,9 @@ impl Wgrad<'_> {
         sums: &mut [f32],
     ) {
         let shape = self.shape;
-        if shape.geometry.stride == 2 {
+        if self.large || shape.geometry.stride == 2 {
             let Self { vectors, channels, .. } = self;
-            return strided::wgrad(shape, channels, *vectors, (x, grad), &images, sums);
+            return blocks::wgrad(shape, channels, *vectors, (x, grad), &images, sums);
         }
         assert!(self.channels.end <= shape.c_out);
         let of_x = TileGrid { batch: images.len(), ..TileGrid::of(shape) };

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::grid::{Block, Grid, Sides};
 use crate::kernels::conv::packed::rows::Stored;
+use crate::kernels::cpu::prefetch::{is_far, prefetch_at};
 use crate::kernels::cpu::vector::{Vector, first_lanes};
 use crate::kernels::gemm::micro::Rounded;
 use crate::kernels::tensors::format::Format;
@@ -65,6 +66,8 @@ impl Images {
                     for (column, x_) in columns.clone().enumerate() {
                         let pixel = ((image * height + y) * width + x_) * self.channels;
                         let to = to.wrapping_add((row * pitch + column) * depth);
+                        let below = pixel + width * self.channels + channels.start;
+                        prefetch_at(x.wrapping_add(below), channels.len());
                         for (vector, first) in channels.clone().step_by(16).enumerate() {
                             let mask = first_lanes(channels.end - first);
                             // SAFETY: these are channels of the pixel.
@@ -78,6 +81,7 @@ impl Images {
                 continue;
             }
             for (vector, first) in channels.clone().step_by(16).enumerate() {
+                let ahead = is_far::<S>(height * width) && first + 16 < channels.end;
                 for (run, len, mut row) in runs(&rows, &columns, width) {
                     let plane = (image * self.channels + first) * height * width + run;
                     let mut column = 0;
@@ -88,6 +92,9 @@ impl Images {
                         let count = (channels.end - first).min(16);
                         for (channel, pixels) in planes.iter_mut().take(count).enumerate() {
                             let at = plane + channel * height * width + from;
+                            if ahead {
+                                prefetch_at(x.wrapping_add(at + 16 * height * width), 16);
+                            }
                             // SAFETY: these are pixels of the run.
                             *pixels = unsafe { S::load(x.wrapping_add(at), mask) };
                         }
@@ -218,25 +225,4 @@ fn runs(
     let (count, len) = if whole { (1, rows.len() * width) } else { (rows.len(), columns.len()) };
     let first = rows.start * width + columns.start;
     (0..count).map(move |row| (first + row * width, len, row))
-}
-
-/// The pixels of a tile, or of a phase of one, from `start` on: rows `pitch` and columns 1 apart, times `apart`.
-///
-/// # Safety
-/// The features of `V`; sixteen channels of these pixels, of `depth`.
-#[inline(always)]
-pub(super) unsafe fn tile<V: Vector, const N: usize>(
-    start: *const f32,
-    (pitch, apart): (usize, usize),
-    depth: usize,
-) -> [[V; N]; N] {
-    // SAFETY: the features.
-    let mut tile = unsafe { [[V::zero(); N]; N] };
-    for (i, row) in tile.iter_mut().enumerate() {
-        for (j, pixel) in row.iter_mut().enumerate() {
-            // SAFETY: the caller's.
-            *pixel = unsafe { V::load(start.wrapping_add((i * pitch + j) * apart * depth)) };
-        }
-    }
-    tile
 }

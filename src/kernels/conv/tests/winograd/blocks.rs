@@ -147,7 +147,7 @@ pub(super) fn tolerant(sums: [Vec<Sum>; 3], operands: [&[f64]; 3], shape: &Shape
     let mut result = sums;
     for (i, magnitudes) in magnitudes(shape, operands).iter().enumerate() {
         if suits[i] {
-            result[i] = loosened(&result[i], magnitudes, terms[i]);
+            result[i] = loosened(&result[i], magnitudes, terms[i] + 14);
         }
     }
     result

@@ -1,14 +1,15 @@
-//! wgrad at stride 2, as [`super::super::wgrad`] has it of NHWC images: each place of each phase gives one product,
+//! wgrad, as [`super::super::wgrad`] has it of NHWC images: each place of each phase gives one product,
 //! `channels × tiles` by `tiles × output channels`.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use super::super::products::add_product;
-use super::grid::{Block, Grid, Sides, TILES};
-use super::images::{Images, tile};
-use super::phases::{PHASES, PLACES, has_products};
-use super::transform;
+use super::grid::{Block, Grid, Sides};
+use super::images::Images;
+use super::phases::{Phase, has_products, phases};
+use super::sizes::{LARGE, STRIDED};
+use super::transform::{Pixels, SumsGradient, WeightsGradient, scale, square};
 use crate::kernels::conv::packed::kernels;
 use crate::kernels::conv::packed::rows::Stored;
 use crate::kernels::conv::packed::weights::Order;
@@ -16,12 +17,15 @@ use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::with_words;
 
-/// Channels whose products are summed at a time: those for 64 output channels are a third of a second-level cache of 1 MiB.
-const CHANNELS: usize = 32;
+/// Tiles of a block, and channels whose products are summed at a time: those for 64 output channels are a third of a
+/// second-level cache of 1 MiB at stride 2, and at most nine sixteenths at stride 1.
+fn sizes(shape: &Shape) -> (usize, usize) {
+    if shape.geometry.stride == 1 { (LARGE.tiles, 64) } else { (STRIDED.tiles, 32) }
+}
 
 /// Images of a run, whose sums are kept apart: enough tiles that transforming the sums is little beside.
 pub(in super::super) fn run_images(shape: &Shape) -> usize {
-    let tiles = Grid::new(shape, Order::Forward).tiles();
+    let tiles = Grid::new(shape, Order::Forward, sizes(shape).0).tiles();
     let runs = (tiles / 256).clamp(2, kernels::runs(shape.c_out * shape.taps()));
     shape.batch.div_ceil(runs)
 }
@@ -31,18 +35,38 @@ pub(in super::super) fn wgrad<S: Stored, G: Stored>(
     shape: &Shape,
     channels: &Range<usize>,
     vectors: Vectors,
+    operands: (&[S], &[G]),
+    images: &Range<usize>,
+    sums: &mut [f32],
+) {
+    if shape.geometry.stride == 1 {
+        // Without a constant, the compiler would make a kernel for F32.
+        assert!(const { size_of::<S>() == 2 }, "large tiles of F32");
+        run::<S, G, 6, 4, 3>(shape, channels, vectors, operands, images, sums);
+    } else {
+        run::<S, G, 3, 2, 2>(shape, channels, vectors, operands, images, sums);
+    }
+}
+
+/// [`wgrad`] by tiles of `READ` by `READ` pixels, and `MADE` by `MADE` of the gradient.
+fn run<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: usize>(
+    shape: &Shape,
+    channels: &Range<usize>,
+    vectors: Vectors,
     (x, grad): (&[S], &[G]),
     images: &Range<usize>,
     sums: &mut [f32],
 ) {
     let shape = &Shape { batch: images.len(), ..*shape };
     assert!(channels.end <= shape.c_out);
-    let ins = shape.c_in.min(CHANNELS).next_multiple_of(16);
+    let (most, at_a_time) = sizes(shape);
+    let ins = shape.c_in.min(at_a_time).next_multiple_of(16);
     let outs = channels.len().next_multiple_of(16);
     // Were places a multiple of a page, those of a tile would share few lines of the nearest cache.
-    let (left_place, right_place) = (ins * TILES + 16, outs * TILES + 16);
-    let places = PHASES.len() * PLACES;
-    let (format, grid) = (shape.geometry.format, Grid::new(shape, Order::Forward));
+    let (left_place, right_place) = (ins * most + 16, outs * most + 16);
+    let phases = phases(shape.geometry.stride);
+    let places = phases.len() * READ * READ;
+    let (format, grid) = (shape.geometry.format, Grid::new(shape, Order::Forward, most));
     let of_x =
         Images { format, channels: shape.c_in, grid, sides: Sides::read(shape, Order::Forward) };
     let sides = Sides::written(shape, Order::Forward);
@@ -50,18 +74,19 @@ pub(in super::super) fn wgrad<S: Stored, G: Stored>(
     let sizes = [
         of_x.room(ins).max(of_grad.room(outs)),
         places * left_place,
-        PLACES * right_place,
+        READ * READ * right_place,
         places * ins * outs,
     ];
     with_words(sizes, |[pixels, left, right, products]| {
-        for first in (0..shape.c_in).step_by(CHANNELS) {
+        for first in (0..shape.c_in).step_by(at_a_time) {
             products.fill(0);
             // Its pointers are taken after the fill, which invalidates older ones.
-            let work = Work {
+            let work = Work::<S, G, READ, MADE, TAPS> {
                 shape,
+                phases: &phases,
                 of_x,
                 of_grad,
-                inputs: first..shape.c_in.min(first + CHANNELS),
+                inputs: first..shape.c_in.min(first + at_a_time),
                 channels: channels.clone(),
                 x: &x[images.start * shape.image()..images.end * shape.image()],
                 grad: &grad[images.start * shape.out_image()..images.end * shape.out_image()],
@@ -81,8 +106,9 @@ pub(in super::super) fn wgrad<S: Stored, G: Stored>(
 }
 
 /// What a run works on.
-struct Work<'a, S, G> {
+struct Work<'a, S, G, const READ: usize, const MADE: usize, const TAPS: usize> {
     shape: &'a Shape,
+    phases: &'a [Phase],
     of_x: Images,
     of_grad: Images,
     /// Channels, and output channels.
@@ -108,7 +134,12 @@ struct Work<'a, S, G> {
 
 /// # Safety
 /// Of all methods: the features of `V`; images and scratch as [`wgrad`] has them.
-impl<S: Stored, G: Stored> Work<'_, S, G> {
+impl<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: usize>
+    Work<'_, S, G, READ, MADE, TAPS>
+{
+    /// Of a transformed tile.
+    const PLACES: usize = READ * READ;
+
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, sums: &mut [f32]) {
         let grid = self.of_x.grid;
@@ -126,9 +157,12 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
 
     /// The phases and places that have products.
     fn places(&self) -> impl Iterator<Item = (usize, usize)> {
-        let places = |phase| (0..PLACES).map(move |place| (phase, place));
-        let all = (0..PHASES.len()).flat_map(places);
-        all.filter(|&(phase, place)| has_products(self.shape, PHASES[phase], place, Order::Forward))
+        let places = |phase| (0..Self::PLACES).map(move |place| (phase, place));
+        let all = (0..self.phases.len()).flat_map(places);
+        all.filter(|&(phase, place)| {
+            let at = (place / READ, place % READ);
+            has_products(self.shape, self.phases[phase], at, Order::Forward)
+        })
     }
 
     /// Transforms tiles of the images.
@@ -140,18 +174,21 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         // SAFETY: the caller's.
         unsafe { self.of_x.gather::<V, S>(self.x.as_ptr(), block, &self.inputs, self.pixels) };
         for (row, start) in grid.starts(block, sides).enumerate() {
-            for (phase, &at) in PHASES.iter().enumerate() {
+            for (phase, &at) in self.phases.iter().enumerate() {
                 let start = (start + sides.first(at, pitch)) * depth;
                 for channel in (0..depth).step_by(16) {
                     let start = self.pixels.wrapping_add(start + channel);
-                    // SAFETY: the features; the pixels are the block's.
-                    let v =
-                        unsafe { transform::pixels(tile::<V, 3>(start, (pitch, apart), depth)) };
-                    let at = row * self.ins + channel;
-                    for (place, v) in v.as_flattened().iter().enumerate() {
-                        let at = (phase * PLACES + place) * self.left_place + at;
-                        // SAFETY: a place has `ins` elements per tile, whole vectors.
-                        unsafe { v.store(self.left.wrapping_add(at)) };
+                    let to = phase * Self::PLACES * self.left_place + row * self.ins + channel;
+                    let to = self.left.wrapping_add(to);
+                    // SAFETY: the features; the pixels are the block's, and a place has `ins` elements per tile, whole
+                    // vectors.
+                    unsafe {
+                        square::<Pixels, V, READ, READ>(
+                            #[inline(always)]
+                            |i, j| V::load(start.wrapping_add((i * pitch + j) * apart * depth)),
+                            #[inline(always)]
+                            |i, j, v| v.store(to.wrapping_add((i * READ + j) * self.left_place)),
+                        );
                     }
                 }
             }
@@ -170,12 +207,15 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         for (row, start) in grid.starts(block, sides).enumerate() {
             for channel in (0..depth).step_by(16) {
                 let start = self.pixels.wrapping_add(start * depth + channel);
-                // SAFETY: the features; the pixels are the block's.
-                let m = unsafe { transform::spread(tile::<V, 2>(start, (pitch, 1), depth)) };
-                for (place, m) in m.as_flattened().iter().enumerate() {
-                    let at = place * self.right_place + row * self.outs + channel;
-                    // SAFETY: a place has `outs` elements per tile, whole vectors.
-                    unsafe { m.store(self.right.wrapping_add(at)) };
+                let to = self.right.wrapping_add(row * self.outs + channel);
+                // SAFETY: the features; the pixels are the block's, and a place has `outs` elements per tile, whole vectors.
+                unsafe {
+                    square::<SumsGradient, V, MADE, READ>(
+                        #[inline(always)]
+                        |i, j| V::load(start.wrapping_add((i * pitch + j) * depth)),
+                        #[inline(always)]
+                        |i, j, m| m.store(to.wrapping_add((i * READ + j) * self.right_place)),
+                    );
                 }
             }
         }
@@ -185,7 +225,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
     #[inline(always)]
     unsafe fn add<V: Vector>(&self, depth: usize) {
         for (phase, place) in self.places() {
-            let number = phase * PLACES + place;
+            let number = phase * Self::PLACES + place;
             let left = self.left.wrapping_add(number * self.left_place).cast_const();
             let right = self.right.wrapping_add(place * self.right_place).cast_const();
             let products = self.products.wrapping_add(number * self.ins * self.outs);
@@ -201,29 +241,32 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         let Shape { c_in: ins, kernel_height: height, kernel_width: width, .. } = *self.shape;
         let outs = self.channels.len();
         assert_eq!(sums.len(), height * width * ins * outs);
-        for (phase, (down, across)) in PHASES.into_iter().enumerate() {
+        let stride = self.shape.geometry.stride;
+        for (phase, &(down, across)) in self.phases.iter().enumerate() {
             for (index, channel) in self.inputs.clone().enumerate() {
                 for out in (0..outs).step_by(16) {
-                    // SAFETY: the features.
-                    let mut u = unsafe { [[V::zero(); 3]; 3] };
-                    for (place, u) in u.as_flattened_mut().iter_mut().enumerate() {
-                        let number = phase * PLACES + place;
-                        let at = (number * self.ins + index) * self.outs + out;
-                        // SAFETY: a place has `outs` elements per channel.
-                        *u = unsafe { V::load(self.products.wrapping_add(at)) };
-                    }
                     let mask = first_lanes(outs - out);
-                    // SAFETY: the features.
-                    let g = unsafe { transform::fold(u) };
-                    for (m, g) in g.iter().enumerate() {
-                        for (n, g) in g.iter().enumerate() {
-                            let (y, x) = (2 * m + down, 2 * n + across);
-                            if y < height && x < width {
-                                let at = ((y * width + x) * ins + channel) * outs + out;
-                                // SAFETY: the output channels of the mask are in `sums`.
-                                unsafe { g.store_masked(sums.as_mut_ptr().add(at), mask) };
-                            }
-                        }
+                    let from = (phase * Self::PLACES * self.ins + index) * self.outs + out;
+                    let from = self.products.wrapping_add(from);
+                    // SAFETY: the features; a place has `outs` elements per channel, and the output channels of the mask are
+                    // in `sums`.
+                    unsafe {
+                        square::<WeightsGradient, V, READ, TAPS>(
+                            #[inline(always)]
+                            |i, j| {
+                                let place = i * READ + j;
+                                V::load(from.wrapping_add(place * self.ins * self.outs))
+                            },
+                            #[inline(always)]
+                            |i, j, g| {
+                                let (y, x) = (stride * i + down, stride * j + across);
+                                if y < height && x < width {
+                                    let at = ((y * width + x) * ins + channel) * outs + out;
+                                    let g = g.mul(V::splat(scale(READ)));
+                                    g.store_masked(sums.as_mut_ptr().add(at), mask);
+                                }
+                            },
+                        );
                     }
                 }
             }

@@ -1,15 +1,19 @@
-//! Convolutions at stride 2 by kernels of three or four taps a side, by Winograd's F(2×2, 2×2).
+//! Winograd's algorithms whose lanes are channels, by blocks of tiles that are laid out first.
 //!
-//! The even and the odd rows and columns of an image are four smaller images, its *phases*. A convolution at stride 2 is the
-//! sum of one convolution at stride 1 for each phase, by every second tap of every second row of the kernel: two by two of
-//! four by four. For those, a tile of two by two output pixels takes nine products instead of sixteen. Kernels of three by
-//! three have one odd tap a side, and take 25 in all instead of 36. In dgrad each phase of the image has its own results, from
-//! the same pixels.
+//! Convolutions at stride 2 by kernels of three or four taps a side: F(2×2, 2×2). The even and the odd rows and columns of an
+//! image are four smaller images, its *phases*. A convolution at stride 2 is the sum of one convolution at stride 1 for each
+//! phase, by every second tap of every second row of the kernel: two by two of four by four. For those, a tile of two by two
+//! output pixels takes nine products instead of sixteen. Kernels of three by three have one odd tap a side, and take 25 in
+//! all instead of 36. In dgrad each phase of the image has its own results, from the same pixels.
 //!
-//! A lane is a channel. A thread lays out the pixels of a block of tiles with their padding, `(row, column, channel)`, for a
-//! chunk of the channels at a time. It transforms them, and adds their products, of all phases at a time, to sums. Of up
-//! to some 380 output channels, these stay in a second-level cache of 1 MiB. Results are laid out likewise before they
-//! are written to images.
+//! Convolutions at stride 1 by kernels of three by three, of 16-bit operands: F(4×4, 3×3). A tile of four by four output pixels
+//! takes 36 products instead of 144. There is one phase. Elements of its transforms are further apart, so that rounding errors
+//! are some ten times those of F(2×2, 3×3): too large in F32, and small beside the rounding of operands of 16 bits.
+//!
+//! A thread lays out the pixels of a block of tiles with their padding, `(row, column, channel)`, for a chunk of the channels
+//! at a time. It transforms them, and adds their products, of all phases at a time, to sums. Of up to some 380 output channels
+//! at stride 2, and 220 at stride 1, these stay in a second-level cache of 1 MiB. Results are laid out likewise before they are
+//! written to images.
 //!
 //! What is infinite or NaN is dealt with as [`super`] says.
 #![allow(unsafe_code)]
@@ -17,6 +21,8 @@
 mod grid;
 mod images;
 mod phases;
+mod sizes;
+mod suits;
 mod transform;
 mod weights;
 mod wgrad;
@@ -35,31 +41,14 @@ use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded};
-use crate::kernels::tensors::format::Format;
-use grid::{Block, Grid, Sides, TILES};
-use images::{Images, tile};
-use phases::{Group, PLACES, ROW, chunk};
+use grid::{Block, Grid, Sides};
+use images::Images;
+use phases::Group;
+use sizes::{LARGE, STRIDED};
+pub(in crate::kernels::conv) use suits::{suits_large, suits_strided};
+use transform::{Pixels, Sums, scale, square};
+use weights::BlockWeights;
 pub(super) use wgrad::{run_images, wgrad};
-
-/// Elements of a place. Were they a multiple of a page, the places of a tile would share few lines of the nearest cache.
-const PLACE: usize = TILES * ROW + 16;
-
-/// Whether a convolution is of the kind taken here, and these tiles faster than row panels.
-pub(in crate::kernels::conv) fn suits(shape: &Shape, order: Order) -> bool {
-    let geometry = shape.geometry;
-    let taps = shape.kernel_height * shape.kernel_width;
-    let few = [shape.kernel_height, shape.kernel_width].iter().all(|taps| (3..=4).contains(taps));
-    if !few || (geometry.stride, geometry.dilation, geometry.groups) != (2, 1, 1) {
-        return false;
-    }
-    // To transform the weights takes as long as some tiles.
-    let tiles = Grid::new(shape, order).tiles() + 8;
-    let direct = shape.batch * shape.pixels() * taps;
-    // With channels first, row panels leave lanes of short rows empty: tiles pay with a tenth more products.
-    let share = if shape.geometry.format == Format::ChannelsFirst { 1.1 } else { 0.9 };
-    let pays = (tiles * phases::products(shape)) as f64 <= share * direct as f64;
-    shape.c_in.min(shape.c_out) >= 16 && pays
-}
 
 /// See [`super::convolve`]; `shape` is that of the convolution in either order.
 pub(super) fn convolve<O: Rounded>(
@@ -71,32 +60,75 @@ pub(super) fn convolve<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
     let (weight, bias) = (InF32::of(weight)?, bias.map(widened).transpose()?);
-    let (ins, outs, dims) = match order {
-        Order::Forward => (shape.c_in, shape.c_out, shape.out_dims()),
-        Order::Backward => (shape.c_out, shape.c_in, shape.input_dims()),
-    };
-    let groups = Group::of(shape, order);
-    let weight = weights::pack(&weight, shape, (ins, outs), &groups, order, isa.vectors());
-    let (format, grid) = (shape.geometry.format, Grid::new(shape, order).for_threads());
-    let pass = StridedConv {
-        read: Images { format, channels: ins, grid, sides: Sides::read(shape, order) },
-        written: Images { format, channels: outs, grid, sides: Sides::written(shape, order) },
-        chunk: chunk(order),
-        columns: Columns::new(outs),
-        groups: &groups,
-        weight: weight.as_slice(),
-        bias: bias.as_deref(),
-        vectors: isa.vectors(),
-    };
-    let len = dims.iter().product();
-    let data = with_stored!(x, O, x => {
-        try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))
+    let vectors = isa.vectors();
+    let pass = Pass { weight: &weight, bias: bias.as_deref(), shape, order, vectors };
+    let dims = if order == Order::Forward { shape.out_dims() } else { shape.input_dims() };
+    let data = with_stored!(x, O, x => match shape.geometry.stride {
+        1 => pass.large::<_, O>(&x),
+        _ => pass.run::<_, O, 3, 2, 2, { STRIDED.tiles }, { STRIDED.row }>(&x),
     });
     Ok(data.map(|data| tensor(data, &dims)))
 }
 
-/// A convolution, or dgrad of one.
-struct StridedConv<'a> {
+/// What is convolved, but for the images.
+struct Pass<'a> {
+    weight: &'a [f32],
+    bias: Option<&'a [f32]>,
+    shape: &'a Shape,
+    order: Order,
+    vectors: Vectors,
+}
+
+impl Pass<'_> {
+    /// At stride 1; `None` of F32.
+    fn large<S: Stored, O: Rounded>(&self, x: &[S]) -> Option<Vec<O>> {
+        // Without a constant, the compiler would make a kernel for F32.
+        if const { size_of::<S>() > 2 } {
+            return None;
+        }
+        self.run::<S, O, 6, 4, 3, { LARGE.tiles }, { LARGE.row }>(x)
+    }
+
+    /// By blocks of at most `TILES` tiles, with `ROW` elements of a transformed tile together.
+    fn run<
+        S: Stored,
+        O: Rounded,
+        const READ: usize,
+        const MADE: usize,
+        const TAPS: usize,
+        const TILES: usize,
+        const ROW: usize,
+    >(
+        &self,
+        x: &[S],
+    ) -> Option<Vec<O>> {
+        let &Self { weight, bias, shape, order, vectors } = self;
+        let (ins, outs) = match order {
+            Order::Forward => (shape.c_in, shape.c_out),
+            Order::Backward => (shape.c_out, shape.c_in),
+        };
+        let groups = Group::of(shape, order, READ);
+        let chunk = ROW / groups[0].phases.len();
+        let weights = BlockWeights { shape, sides: (ins, outs), groups: &groups, order, chunk };
+        let weight = weights.pack::<TAPS, READ, ROW>(weight, vectors);
+        let (format, grid) = (shape.geometry.format, Grid::new(shape, order, TILES).for_threads());
+        let pass = BlockConv::<READ, MADE, TILES, ROW> {
+            read: Images { format, channels: ins, grid, sides: Sides::read(shape, order) },
+            written: Images { format, channels: outs, grid, sides: Sides::written(shape, order) },
+            chunk,
+            columns: Columns::new(outs),
+            groups: &groups,
+            weight: weight.as_slice(),
+            bias,
+            vectors,
+        };
+        let len = pass.written.len();
+        try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(x, out))
+    }
+}
+
+/// A convolution, or dgrad of one: tiles of `READ` by `READ` pixels, of which `MADE` by `MADE` results are made.
+struct BlockConv<'a, const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize> {
     read: Images,
     written: Images,
     /// Channels that are transformed at a time.
@@ -121,9 +153,18 @@ struct Scratch {
     results: *mut f32,
 }
 
-impl StridedConv<'_> {
-    /// Elements of a place of sums, as of [`PLACE`].
-    fn sums(&self) -> usize {
+impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
+    BlockConv<'_, READ, MADE, TILES, ROW>
+{
+    /// Products for a tile, channel and output channel in a phase: the places of a transformed tile.
+    const PLACES: usize = READ * READ;
+
+    /// Elements of a place of transformed tiles. Were they a multiple of a page, the places of a tile would share few lines
+    /// of the nearest cache.
+    const PLACE: usize = TILES * ROW + 16;
+
+    /// Elements of a place of sums, as of [`Self::PLACE`].
+    fn place_of_sums(&self) -> usize {
         TILES * self.columns.width() + 16
     }
 
@@ -133,13 +174,13 @@ impl StridedConv<'_> {
         assert_eq!(x.len(), read.len());
         assert_eq!(out.len(), written.len());
         let blocks = self.groups.len() * read.channels.div_ceil(self.chunk) * columns.products;
-        assert!(blocks * weights::len(*columns) <= self.weight.len());
+        assert!(blocks * weights::len::<READ, ROW>(*columns) <= self.weight.len());
         assert!(self.bias.is_none_or(|bias| bias.len() == written.channels));
         let out = OutputImages::of(out);
         let sizes = [
             read.room(self.chunk),
-            PLACES * PLACE,
-            columns.products * PLACES * self.sums(),
+            Self::PLACES * Self::PLACE,
+            columns.products * Self::PLACES * self.place_of_sums(),
             written.room(written.channels),
         ];
         for_each_block(read.grid.blocks(), 1, sizes, |blocks, [pixels, tiles, sums, results]| {
@@ -208,14 +249,22 @@ impl StridedConv<'_> {
                 let start = (start + sides.first(at, pitch)) * depth;
                 for channel in (0..depth).step_by(16) {
                     let start = scratch.pixels.wrapping_add(start + channel);
-                    // SAFETY: the features; the pixels are the block's.
-                    let v =
-                        unsafe { transform::pixels(tile::<V, 3>(start, (pitch, apart), depth)) };
-                    for (place, v) in v.as_flattened().iter().enumerate() {
-                        let Some(before) = group.before[place][phase] else { continue };
-                        let at = place * PLACE + row * ROW + before * depth + channel;
-                        // SAFETY: a place has `ROW` elements per tile, of which 16 are left.
-                        unsafe { v.store(scratch.tiles.wrapping_add(at)) };
+                    // SAFETY: the features; the pixels are the block's, and a place has `ROW` elements per tile, of which 16
+                    // are left.
+                    unsafe {
+                        square::<Pixels, V, READ, READ>(
+                            #[inline(always)]
+                            |i, j| V::load(start.wrapping_add((i * pitch + j) * apart * depth)),
+                            #[inline(always)]
+                            |i, j, v| {
+                                let place = i * READ + j;
+                                if let Some(before) = group.before[place][phase] {
+                                    let at = row * ROW + before * depth + channel;
+                                    let at = place * Self::PLACE + at;
+                                    v.store(scratch.tiles.wrapping_add(at));
+                                }
+                            },
+                        );
                     }
                 }
             }
@@ -241,11 +290,14 @@ impl StridedConv<'_> {
             let step = Columns::rows(vectors);
             for (place, &phases) in group.count.iter().enumerate().filter(|(_, count)| **count > 0)
             {
-                let weight = ((first + product) * PLACES + place) * weights::place(width);
-                let weight = self.weight.as_ptr().cast::<f32>().wrapping_add(weight);
+                let number = (first + product) * Self::PLACES + place;
+                let weight = self.weight.as_ptr().cast::<f32>();
+                let weight = weight.wrapping_add(number * weights::place::<ROW>(width));
                 for row in (0..rows).step_by(step) {
-                    let left = scratch.tiles.wrapping_add(place * PLACE + row * ROW).cast_const();
-                    let sums = (product * PLACES + place) * self.sums() + row * width;
+                    let left = place * Self::PLACE + row * ROW;
+                    let left = scratch.tiles.wrapping_add(left).cast_const();
+                    let sums =
+                        (product * Self::PLACES + place) * self.place_of_sums() + row * width;
                     let sums = scratch.sums.wrapping_add(sums);
                     let (left, right, depth) = ((left, 1), (weight, width), phases * depth);
                     // SAFETY: there are `TILES` tiles and sums, whole steps, and weights of all channels.
@@ -285,27 +337,28 @@ impl StridedConv<'_> {
                         None => V::zero(),
                     }
                 };
-                // SAFETY: the features.
-                let mut m = unsafe { [[V::zero(); 3]; 3] };
-                for (place, m) in m.as_flattened_mut().iter_mut().enumerate() {
-                    if group.count[place] > 0 {
-                        let at = (product * PLACES + place) * self.sums() + row * width + column;
-                        // SAFETY: these have been written.
-                        *m = unsafe { V::load(scratch.sums.wrapping_add(at)) };
-                    }
-                }
-                // SAFETY: the features.
-                let y = unsafe { transform::fold(m) };
-                for (i, y) in y.iter().enumerate() {
-                    for (j, y) in y.iter().enumerate() {
-                        let pixel = start + first + (i * pitch + j) * apart;
-                        // SAFETY: the pixel is the block's.
-                        unsafe {
-                            let y = y.add(bias);
+                let sums = product * Self::PLACES * self.place_of_sums() + row * width + column;
+                let sums = scratch.sums.wrapping_add(sums);
+                let to = scratch.results.wrapping_add((start + first) * depth + channel);
+                // SAFETY: the features; what is read has been written, and the pixels are the block's.
+                unsafe {
+                    square::<Sums, V, READ, MADE>(
+                        #[inline(always)]
+                        |i, j| {
+                            let place = i * READ + j;
+                            if group.count[place] > 0 {
+                                V::load(sums.wrapping_add(place * self.place_of_sums()))
+                            } else {
+                                V::zero()
+                            }
+                        },
+                        #[inline(always)]
+                        |i, j, y| {
+                            let y = y.mul_add(V::splat(scale(READ)), bias);
                             finite &= y.is_finite(u16::MAX);
-                            y.store(scratch.results.wrapping_add(pixel * depth + channel));
-                        }
-                    }
+                            y.store(to.wrapping_add((i * pitch + j) * apart * depth));
+                        },
+                    );
                 }
             }
         }

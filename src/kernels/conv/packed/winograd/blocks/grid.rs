@@ -1,16 +1,14 @@
-//! The tiles of convolutions at stride 2, and the pixels that they read and write.
+//! The tiles of images, and the pixels that they read and write.
 
 use std::ops::Range;
 
+use crate::kernels::conv::geometry::Geometry;
 use crate::kernels::conv::packed::weights::Order;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::parallel;
 
-/// Tiles whose products are made at a time.
-pub(super) const TILES: usize = 64;
-
-/// Images cut into tiles. In the forward pass and in wgrad, one has two by two output pixels; in dgrad, two by two pixels of
-/// the input in each of the four phases.
+/// Images cut into tiles. At stride 1, one has four by four pixels of what is written. At stride 2, it has two by two output
+/// pixels in the forward pass and in wgrad; in dgrad, two by two pixels of the input in each of the four phases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grid {
     batch: usize,
@@ -48,18 +46,17 @@ pub(super) struct Side {
 pub(super) struct Sides(pub(super) Side, pub(super) Side);
 
 impl Grid {
-    pub(super) fn new(shape: &Shape, order: Order) -> Self {
-        let (rows, columns) = match order {
-            Order::Forward => (shape.out_height.div_ceil(2), shape.out_width.div_ceil(2)),
-            Order::Backward => (shape.height.div_ceil(4), shape.width.div_ceil(4)),
-        };
-        Self { batch: shape.batch, rows, columns, most: TILES }
+    /// In blocks of at most `most` tiles.
+    pub(super) fn new(shape: &Shape, order: Order, most: usize) -> Self {
+        let Sides(down, across) = Sides::written(shape, order);
+        let (rows, columns) = (down.size.div_ceil(down.step), across.size.div_ceil(across.step));
+        Self { batch: shape.batch, rows, columns, most }
     }
 
     /// The same in blocks so small that there is one for each thread.
     pub(super) fn for_threads(self) -> Self {
         let fair = self.tiles().div_ceil(parallel::threads()).next_multiple_of(8);
-        Self { most: fair.min(TILES), ..self }
+        Self { most: fair.min(self.most), ..self }
     }
 
     pub(super) fn batch(&self) -> usize {
@@ -147,13 +144,17 @@ impl Block {
 
 impl Side {
     /// The pixels that a pass reads: those of the input forward, those of the output in dgrad.
-    fn read(padding: usize, size: usize, out_size: usize, order: Order) -> Self {
-        match order {
+    fn read(padding: usize, size: usize, out_size: usize, stride: usize, order: Order) -> Self {
+        let by_one = Self { step: 4, extent: 6, before: 0, size, first: [0; 2], apart: 1 };
+        match (stride, order) {
+            (1, Order::Forward) => Self { before: padding as isize, ..by_one },
+            // Input pixel `i` and tap `2 - n` meet at output pixel `i + n - (2 - padding)`.
+            (1, Order::Backward) => Self { before: 2 - padding as isize, size: out_size, ..by_one },
             // Output pixel `o` and tap `2 m + phase` meet at input pixel `2 (o + m) + phase - padding`.
-            Order::Forward => {
+            (_, Order::Forward) => {
                 Self { step: 4, extent: 6, before: padding as isize, size, first: [0, 1], apart: 2 }
             }
-            Order::Backward => {
+            (_, Order::Backward) => {
                 let first = [0, 1].map(|phase| output(phase, padding) - output(1, padding));
                 let before = 1 - output(1, padding) as isize;
                 Self { step: 2, extent: 3 + first[0], before, size: out_size, first, apart: 1 }
@@ -162,14 +163,15 @@ impl Side {
     }
 
     /// The pixels that a pass writes; forward, those of all phases together.
-    fn written(padding: usize, size: usize, out_size: usize, order: Order) -> Self {
-        match order {
-            Order::Forward => {
-                Self { step: 2, extent: 2, before: 0, size: out_size, first: [0; 2], apart: 1 }
-            }
-            Order::Backward => {
+    fn written(padding: usize, size: usize, out_size: usize, stride: usize, order: Order) -> Self {
+        let together = Self { step: 4, extent: 4, before: 0, size, first: [0; 2], apart: 1 };
+        match (stride, order) {
+            (1, Order::Forward) => Self { size: out_size, ..together },
+            (1, Order::Backward) => together,
+            (_, Order::Forward) => Self { step: 2, extent: 2, size: out_size, ..together },
+            (_, Order::Backward) => {
                 let first = [0, 1].map(|phase| 2 * output(phase, padding) + phase - padding);
-                Self { step: 4, extent: 4, before: 0, size, first, apart: 2 }
+                Self { first, apart: 2, ..together }
             }
         }
     }
@@ -199,16 +201,23 @@ impl Side {
 
 impl Sides {
     pub(super) fn read(shape: &Shape, order: Order) -> Self {
-        Self::both(shape, |padding, size, out| Side::read(padding, size, out, order))
+        Self::both(shape, order, Side::read)
     }
 
     pub(super) fn written(shape: &Shape, order: Order) -> Self {
-        Self::both(shape, |padding, size, out| Side::written(padding, size, out, order))
+        Self::both(shape, order, Side::written)
     }
 
-    fn both(shape: &Shape, side: impl Fn(usize, usize, usize) -> Side) -> Self {
-        let (above, left) = shape.geometry.padding;
-        Self(side(above, shape.height, shape.out_height), side(left, shape.width, shape.out_width))
+    fn both(
+        shape: &Shape,
+        order: Order,
+        side: impl Fn(usize, usize, usize, usize, Order) -> Side,
+    ) -> Self {
+        let Geometry { padding: (above, left), stride, .. } = shape.geometry;
+        Self(
+            side(above, shape.height, shape.out_height, stride, order),
+            side(left, shape.width, shape.out_width, stride, order),
+        )
     }
 
     /// Pixels from one of a phase to the next.
