@@ -183,6 +183,30 @@ pub(super) fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) 
     blocks::tolerant(result, operands, shape)
 }
 
+/// The three passes, with channels first, give the same bits on any number of threads.
+fn same_bits_by_any_threads(shape: &Shape, dtype: DType, isa: InstructionSet) -> Result<()> {
+    let mut rng = generator(42);
+    let x = random(&mut rng, &shape.input_dims(), dtype);
+    let weight = random(&mut rng, &shape.weight_dims(), dtype);
+    let grad = random(&mut rng, &shape.out_dims(), dtype);
+    let passes = || -> Result<_> {
+        let y = forward::<f32>(&x, &weight, None, shape, isa)?;
+        let dx = dgrad::<f32>(&grad, &weight, None, shape, isa)?;
+        let dw = wgrad(&x, &grad, shape, isa)?;
+        let bits = |tensor: &Tensor| doubles(tensor).iter().map(|v| v.to_bits()).collect();
+        Ok([&y, &dx, &dw].map(bits))
+    };
+    let on = |threads| -> Result<[Vec<u64>; 3]> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(passes)
+    };
+    let first = on(1)?;
+    for threads in [3, 8] {
+        assert_eq!(on(threads)?, first, "{isa:?}");
+    }
+    Ok(())
+}
+
 fn shape(dims: [usize; 4], c_out: usize, padding: (usize, usize)) -> Shape {
     let geometry = Geometry { padding, ..geometry(1, 0, 1, 1) };
     Shape::new(&dims, &[c_out, dims[1], 3, 3], geometry).unwrap()

@@ -2,7 +2,7 @@
 
 use super::super::super::packed::{Order, winograd::suits_strided};
 use super::super::{packed, *};
-use super::{both, loosened};
+use super::{both, loosened, same_bits_by_any_threads};
 use crate::kernels::cpu::dtype::with_single;
 use crate::kernels::gemm::micro::InstructionSet;
 
@@ -202,28 +202,9 @@ fn strided_tiles_agree_with_plain_loops() -> Result<()> {
 
 #[test]
 fn threads_change_no_bit() -> Result<()> {
-    let pools =
-        [1, 3, 8].map(|count| rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap());
-    let mut rng = generator(42);
-    for isa in InstructionSet::of_f32() {
-        let shape = shape([7, 33, 20, 12], 40, [4, 3], (1, 1), Format::ChannelsFirst);
-        assert!(suits(&shape), "{shape:?}");
-        let x = random(&mut rng, &shape.input_dims(), DType::F32);
-        let weight = random(&mut rng, &shape.weight_dims(), DType::F32);
-        let grad = random(&mut rng, &shape.out_dims(), DType::F32);
-        let passes = || -> Result<_> {
-            let y = packed::forward::<f32>(&x, &weight, None, &shape, isa)?;
-            let dx = packed::dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
-            let dw = packed::wgrad(&x, &grad, &shape, isa)?;
-            let bits = |tensor: &Tensor| doubles(tensor).iter().map(|v| v.to_bits()).collect();
-            Ok([&y, &dx, &dw].map(bits))
-        };
-        let first: [Vec<_>; 3] = pools[0].install(passes)?;
-        for pool in &pools[1..] {
-            assert_eq!(pool.install(passes)?, first, "{isa:?}");
-        }
-    }
-    Ok(())
+    let shape = shape([7, 33, 20, 12], 40, [4, 3], (1, 1), Format::ChannelsFirst);
+    assert!(suits(&shape), "{shape:?}");
+    InstructionSet::of_f32().try_for_each(|isa| same_bits_by_any_threads(&shape, DType::F32, isa))
 }
 
 fn tiles_agree(isa: InstructionSet) -> Result<()> {

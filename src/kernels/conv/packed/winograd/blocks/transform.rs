@@ -137,7 +137,7 @@ impl Line for Weights {
     }
 }
 
-/// Their transposes, of sums of products: the gradient of [`Weights`].
+/// The transposes of [`Weights`]' matrices, of sums of products: its gradient.
 pub(super) struct WeightsGradient;
 
 impl Line for WeightsGradient {
