@@ -142,7 +142,7 @@ impl<'a> Algorithm<'a> {
             _ if pass != PassKind::Dgrad && few_channels::suits(shape, isa) => {
                 Self::FewChannels(isa)
             }
-            _ if half && !isa.is_amx() && winograd::suits_large(pass, shape, isa.vectors()) => {
+            _ if half && !isa.is_amx() && winograd::suits_large(pass, shape) => {
                 Self::LargeTiles(isa)
             }
             _ if isa.is_f32() && winograd::suits_pass(pass, shape) => Self::Winograd(isa),

@@ -170,31 +170,25 @@ fn large_tiles_agree() -> Result<()> {
         for (isa, format) in sets.flat_map(|isa| formats.map(|format| (isa, format))) {
             let shape = shape(dims, c_out, padding, format);
             let what = format!("{isa:?} {dtype:?} {shape:?}");
-            // Sixteen channels are too few for vectors of one register, with channels first.
-            let few = dims[1] < 32 && format == Format::ChannelsFirst;
-            let images = !few || !isa.vectors().hold_squares();
-            let large = PASSES.map(|pass| is_large(pass, &shape, isa));
-            assert_eq!(large, [images, images, true], "{what}");
+            assert_eq!(PASSES.map(|pass| is_large(pass, &shape, isa)), [true; 3], "{what}");
             let inputs = [dtype];
             let (x, grad) = (in_order(format, &x)?, in_order(format, &grad)?);
-            if images {
-                let single = packed::forward::<f32>(&x, &weight, Some(&bias[0]), &shape, isa)?;
-                packed::none_gave_up();
-                near(&back(format, &single)?, &y, &inputs, &what);
-                let half = with_single!(dtype, O => {
-                    packed::forward::<O>(&x, &weight, Some(&bias[0]), &shape, isa)?
-                });
-                packed::none_gave_up();
-                near(&back(format, &half)?, &y, &inputs, &what);
-                let single = packed::dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, isa)?;
-                packed::none_gave_up();
-                near(&back(format, &single)?, &dx, &inputs, &what);
-                let half = with_single!(dtype, O => {
-                    packed::dgrad::<O>(&grad, &weight, Some(&bias[1]), &shape, isa)?
-                });
-                packed::none_gave_up();
-                near(&back(format, &half)?, &dx, &inputs, &what);
-            }
+            let single = packed::forward::<f32>(&x, &weight, Some(&bias[0]), &shape, isa)?;
+            packed::none_gave_up();
+            near(&back(format, &single)?, &y, &inputs, &what);
+            let half = with_single!(dtype, O => {
+                packed::forward::<O>(&x, &weight, Some(&bias[0]), &shape, isa)?
+            });
+            packed::none_gave_up();
+            near(&back(format, &half)?, &y, &inputs, &what);
+            let single = packed::dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, isa)?;
+            packed::none_gave_up();
+            near(&back(format, &single)?, &dx, &inputs, &what);
+            let half = with_single!(dtype, O => {
+                packed::dgrad::<O>(&grad, &weight, Some(&bias[1]), &shape, isa)?
+            });
+            packed::none_gave_up();
+            near(&back(format, &half)?, &dx, &inputs, &what);
             let dweight = packed::wgrad(&x, &grad, &shape, isa)?;
             packed::none_gave_up();
             near(&dweight, &dw, &inputs, &what);

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::grid::{Block, Grid, Sides};
 use crate::kernels::conv::packed::rows::Stored;
-use crate::kernels::cpu::prefetch::{is_far, prefetch_at};
+use crate::kernels::cpu::prefetch::prefetch_at;
 use crate::kernels::cpu::vector::{Vector, first_lanes};
 use crate::kernels::gemm::micro::Rounded;
 use crate::kernels::tensors::format::Format;
@@ -46,14 +46,17 @@ struct Pixels {
 /// Of all methods: the features of `V`; all images of the grid, and room for the block's pixels.
 impl Images {
     /// Lays out channels of a block's pixels, in whole vectors: zeros for those beyond the last, and where there is no image.
+    /// Of planes, asks for the pixels of the `next` block.
     #[inline(always)]
     pub(super) unsafe fn gather<V: Vector, S: Stored>(
         &self,
         x: *const S,
         block: &Block,
+        next: &Block,
         channels: &Range<usize>,
         to: *mut f32,
     ) {
+        let further = self.further(block, next);
         let depth = channels.len().next_multiple_of(16);
         let (height, width) = self.sides.size();
         let pitch = block.pitch(self.sides);
@@ -63,17 +66,21 @@ impl Images {
             let to = to.wrapping_add(at * depth);
             if self.format == Format::ChannelsLast {
                 for (row, y) in rows.enumerate() {
-                    for (column, x_) in columns.clone().enumerate() {
-                        let pixel = ((image * height + y) * width + x_) * self.channels;
+                    for (column, run) in self.together(&columns, channels).enumerate() {
+                        let pixel = ((image * height + y) * width + columns.start + column)
+                            * self.channels
+                            + channels.start;
                         let to = to.wrapping_add((row * pitch + column) * depth);
-                        let below = pixel + width * self.channels + channels.start;
-                        prefetch_at(x.wrapping_add(below), channels.len());
-                        for (vector, first) in channels.clone().step_by(16).enumerate() {
-                            let mask = first_lanes(channels.end - first);
-                            // SAFETY: these are channels of the pixel.
-                            unsafe {
-                                let v: V = S::load(x.wrapping_add(pixel + first), mask);
-                                v.store(to.wrapping_add(16 * vector));
+                        for at in (0..run).step_by(32) {
+                            let from = x.wrapping_add(pixel + at);
+                            prefetch_at(from.wrapping_add(width * self.channels), 32);
+                            for at in (at..run.min(at + 32)).step_by(16) {
+                                let mask = first_lanes(run - at);
+                                // SAFETY: these are channels of the run's pixels.
+                                unsafe {
+                                    let v: V = S::load(x.wrapping_add(pixel + at), mask);
+                                    v.store(to.wrapping_add(at));
+                                }
                             }
                         }
                     }
@@ -81,32 +88,31 @@ impl Images {
                 continue;
             }
             for (vector, first) in channels.clone().step_by(16).enumerate() {
-                let ahead = is_far::<S>(height * width) && first + 16 < channels.end;
-                for (run, len, mut row) in runs(&rows, &columns, width) {
+                let count = channels.end - first;
+                for (run, len, row) in runs(&rows, &columns, width) {
                     let plane = (image * self.channels + first) * height * width + run;
-                    let mut column = 0;
+                    let mut places = Places::new(row, columns.len(), pitch, depth);
                     for from in (0..len).step_by(16) {
+                        let from_first = x.wrapping_add(plane + from);
                         let mask = first_lanes(len - from);
                         // SAFETY: the features.
                         let mut planes = unsafe { [V::zero(); 16] };
-                        let count = (channels.end - first).min(16);
-                        for (channel, pixels) in planes.iter_mut().take(count).enumerate() {
-                            let at = plane + channel * height * width + from;
-                            if ahead {
-                                prefetch_at(x.wrapping_add(at + 16 * height * width), 16);
+                        for (channel, pixels) in planes.iter_mut().enumerate() {
+                            // Not a loop of so many: it would go through memory.
+                            if channel < count {
+                                let at = from_first.wrapping_add(channel * height * width);
+                                prefetch_at(at.wrapping_add(further), 1);
+                                // SAFETY: these are pixels of the run.
+                                *pixels = unsafe { S::load(at, mask) };
                             }
-                            // SAFETY: these are pixels of the run.
-                            *pixels = unsafe { S::load(x.wrapping_add(at), mask) };
                         }
                         // SAFETY: the features.
                         let pixels = unsafe { V::transpose(planes) };
-                        for pixel in pixels.into_iter().take(len - from) {
-                            let at = (row * pitch + column) * depth + 16 * vector;
-                            // SAFETY: the pixel is the block's.
-                            unsafe { pixel.store(to.wrapping_add(at)) };
-                            column += 1;
-                            if column == columns.len() {
-                                (row, column) = (row + 1, 0);
+                        for (pixel, v) in pixels.into_iter().enumerate() {
+                            let to = to.wrapping_add(places.next() + 16 * vector);
+                            if from + pixel < len {
+                                // SAFETY: the pixel is the block's.
+                                unsafe { v.store(to) };
                             }
                         }
                     }
@@ -155,15 +161,16 @@ impl Images {
             let from = from.wrapping_add(at * depth);
             if self.format == Format::ChannelsLast {
                 for (row, y) in rows.enumerate() {
-                    for (column, x) in columns.clone().enumerate() {
-                        let pixel = ((image * height + y) * width + x) * self.channels;
+                    for (column, run) in self.together(&columns, &(0..self.channels)).enumerate() {
+                        let pixel =
+                            ((image * height + y) * width + columns.start + column) * self.channels;
                         let from = from.wrapping_add((row * pitch + column) * depth);
-                        for first in (0..self.channels).step_by(16) {
-                            let mask = first_lanes(self.channels - first);
-                            // SAFETY: these are channels of the pixel, and nobody else writes this block.
+                        for at in (0..run).step_by(16) {
+                            let mask = first_lanes(run - at);
+                            // SAFETY: these are channels of the run's pixels, and nobody else writes this block.
                             unsafe {
-                                let v = V::load(from.wrapping_add(first));
-                                O::store(out.wrapping_add(pixel + first), mask, v);
+                                let v = V::load(from.wrapping_add(at));
+                                O::store(out.wrapping_add(pixel + at), mask, v);
                             }
                         }
                     }
@@ -171,34 +178,59 @@ impl Images {
                 continue;
             }
             for first in (0..self.channels).step_by(16) {
-                for (run, len, mut row) in runs(&rows, &columns, width) {
+                let count = self.channels - first;
+                for (run, len, row) in runs(&rows, &columns, width) {
                     let plane = (image * self.channels + first) * height * width + run;
-                    let mut column = 0;
+                    let mut places = Places::new(row, columns.len(), pitch, depth);
                     for to in (0..len).step_by(16) {
                         // SAFETY: the features.
                         let mut pixels = unsafe { [V::zero(); 16] };
-                        for pixel in pixels.iter_mut().take(len - to) {
-                            let at = (row * pitch + column) * depth + first;
-                            // SAFETY: the pixel is the block's.
-                            *pixel = unsafe { V::load(from.wrapping_add(at)) };
-                            column += 1;
-                            if column == columns.len() {
-                                (row, column) = (row + 1, 0);
+                        for (pixel, v) in pixels.iter_mut().enumerate() {
+                            let from = from.wrapping_add(places.next() + first);
+                            if to + pixel < len {
+                                // SAFETY: the pixel is the block's.
+                                *v = unsafe { V::load(from) };
                             }
                         }
                         // SAFETY: the features.
                         let planes = unsafe { V::transpose(pixels) };
                         let mask = first_lanes(len - to);
-                        let count = self.channels - first;
-                        for (channel, pixels) in planes.into_iter().take(count).enumerate() {
+                        for (channel, pixels) in planes.into_iter().enumerate() {
                             let at = plane + channel * height * width + to;
-                            // SAFETY: these are pixels of the run, and nobody else writes this block.
-                            unsafe { O::store(out.wrapping_add(at), mask, pixels) };
+                            if channel < count {
+                                // SAFETY: these are pixels of the run, and nobody else writes this block.
+                                unsafe { O::store(out.wrapping_add(at), mask, pixels) };
+                            }
                         }
                     }
                 }
             }
         }
+    }
+
+    /// Elements from a pixel of a block to the same one of the next, in planes.
+    fn further(&self, block: &Block, next: &Block) -> usize {
+        let (height, width) = self.sides.size();
+        let start = |block| {
+            let first = self.pixels(block).next();
+            first.map_or(0, |Pixels { image, rows, columns, .. }| {
+                (image * self.channels * height + rows.start) * width + columns.start
+            })
+        };
+        start(next).wrapping_sub(start(block))
+    }
+
+    /// The runs of a row's elements that lie together in an image with channels last and in the block: their lengths. One of
+    /// all columns where these are whole pixels in whole vectors, or else one of each.
+    fn together(
+        &self,
+        columns: &Range<usize>,
+        channels: &Range<usize>,
+    ) -> impl Iterator<Item = usize> {
+        let whole = channels.len() == self.channels && self.channels.is_multiple_of(16);
+        let pixels = if whole { columns.len() } else { 1 };
+        let runs = columns.len() / pixels.max(1);
+        (0..runs).map(move |_| pixels * channels.len())
     }
 
     /// The pixels of each image that a block has.
@@ -225,4 +257,31 @@ fn runs(
     let (count, len) = if whole { (1, rows.len() * width) } else { (rows.len(), columns.len()) };
     let first = rows.start * width + columns.start;
     (0..count).map(move |row| (first + row * width, len, row))
+}
+
+/// Where the pixels of some rows lie in a block, one after the other.
+struct Places {
+    at: usize,
+    /// Of the row, from this one on.
+    left: usize,
+    columns: usize,
+    /// From a pixel to the next, and from the last of a row to the first of the next.
+    steps: (usize, usize),
+}
+
+impl Places {
+    /// From the first of a row on.
+    fn new(row: usize, columns: usize, pitch: usize, depth: usize) -> Self {
+        let steps = (depth, (pitch - columns + 1) * depth);
+        Self { at: row * pitch * depth, left: columns, columns, steps }
+    }
+
+    #[inline(always)]
+    fn next(&mut self) -> usize {
+        let at = self.at;
+        let last = self.left == 1;
+        self.at += if last { self.steps.1 } else { self.steps.0 };
+        self.left = if last { self.columns } else { self.left - 1 };
+        at
+    }
 }

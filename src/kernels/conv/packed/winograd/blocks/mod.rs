@@ -186,9 +186,10 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
         for_each_block(read.grid.blocks(), 1, sizes, |blocks, [pixels, tiles, sums, results]| {
             let scratch = Scratch { pixels, tiles, sums, results };
             let block = read.grid.block(blocks.start);
+            let next = read.grid.block((blocks.start + 1).min(read.grid.blocks() - 1));
             // SAFETY: the features of the vectors, the sizes as asserted, and scratch as asked for.
             with_vectors!(self.vectors, V => unsafe {
-                self.block::<V, S, O>(x, &block, scratch, &out)
+                self.block::<V, S, O>(x, [&block, &next], scratch, &out)
             })
         })
     }
@@ -201,7 +202,7 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
     unsafe fn block<V: Vector, S: Stored, O: Rounded>(
         &self,
         x: &[S],
-        block: &Block,
+        [block, next]: [&Block; 2],
         scratch: Scratch,
         out: &OutputImages<O>,
     ) -> bool {
@@ -217,7 +218,13 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
                 unsafe {
                     // Of one chunk, the pixels serve all groups.
                     if number == 0 || chunks > 1 {
-                        self.read.gather::<V, S>(x.as_ptr(), block, &channels, scratch.pixels);
+                        self.read.gather::<V, S>(
+                            x.as_ptr(),
+                            block,
+                            next,
+                            &channels,
+                            scratch.pixels,
+                        );
                     }
                     self.transform::<V>(block, group, depth, scratch);
                     self.multiply::<V>(block.tiles(), group, weights, depth, chunk > 0, scratch);
@@ -258,7 +265,7 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
                             #[inline(always)]
                             |i, j, v| {
                                 let place = i * READ + j;
-                                if let Some(before) = group.before[place][phase] {
+                                if let Some(before) = group.before::<READ>(place, phase) {
                                     let at = row * ROW + before * depth + channel;
                                     let at = place * Self::PLACE + at;
                                     v.store(scratch.tiles.wrapping_add(at));
@@ -288,8 +295,8 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
         for product in 0..self.columns.products {
             let vectors = self.columns.vectors_of(product, self.written.channels);
             let step = Columns::rows(vectors);
-            for (place, &phases) in group.count.iter().enumerate().filter(|(_, count)| **count > 0)
-            {
+            let places = (0..Self::PLACES).map(|place| (place, group.count::<READ>(place)));
+            for (place, phases) in places.filter(|(_, count)| *count > 0) {
                 let number = (first + product) * Self::PLACES + place;
                 let weight = self.weight.as_ptr().cast::<f32>();
                 let weight = weight.wrapping_add(number * weights::place::<ROW>(width));
@@ -346,7 +353,7 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
                         #[inline(always)]
                         |i, j| {
                             let place = i * READ + j;
-                            if group.count[place] > 0 {
+                            if group.count::<READ>(place) > 0 {
                                 V::load(sums.wrapping_add(place * self.place_of_sums()))
                             } else {
                                 V::zero()

@@ -19,10 +19,8 @@ const PLACES: usize = 36;
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) phases: Vec<Phase>,
-    /// By place, how many phases before each have products there; `None` where it has none itself.
-    pub(super) before: [[Option<usize>; 4]; PLACES],
-    /// How many phases have products at a place: none at places that there are not.
-    pub(super) count: [usize; PLACES],
+    before: [[Option<usize>; 4]; PLACES],
+    count: [usize; PLACES],
 }
 
 impl Group {
@@ -50,6 +48,24 @@ impl Group {
         }
         Self { phases, before, count }
     }
+
+    /// How many phases before this one have products at a place; `None` where it has none itself.
+    #[inline(always)]
+    pub(super) fn before<const SIDE: usize>(&self, place: usize, phase: usize) -> Option<usize> {
+        if const { is_whole(SIDE) } { Some(0) } else { self.before[place][phase] }
+    }
+
+    /// How many phases have products at a place.
+    #[inline(always)]
+    pub(super) fn count<const SIDE: usize>(&self, place: usize) -> usize {
+        if const { is_whole(SIDE) } { 1 } else { self.count[place] }
+    }
+}
+
+/// Whether tiles of so many pixels a side have one phase, with products at all places. A constant, it spares loops over places
+/// a look and a branch at each.
+const fn is_whole(side: usize) -> bool {
+    side == 6
 }
 
 /// Whether a phase has products at a place. At stride 2, one of three taps is odd: there the other one of a phase's two is

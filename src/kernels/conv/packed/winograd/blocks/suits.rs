@@ -6,7 +6,6 @@ use super::phases::products;
 use super::sizes::{LARGE, STRIDED};
 use crate::kernels::conv::packed::weights::Order;
 use crate::kernels::conv::shape::Shape;
-use crate::kernels::cpu::vector::Vectors;
 use crate::kernels::cuda::PassKind;
 use crate::kernels::tensors::format::Format;
 
@@ -28,11 +27,7 @@ pub(in crate::kernels::conv) fn suits_strided(shape: &Shape, order: Order) -> bo
 }
 
 /// Whether tiles of four by four are faster for a pass over 16-bit operands than smaller ones, row panels, and pairs of BF16.
-pub(in crate::kernels::conv) fn suits_large(
-    pass: PassKind,
-    shape: &Shape,
-    vectors: Vectors,
-) -> bool {
+pub(in crate::kernels::conv) fn suits_large(pass: PassKind, shape: &Shape) -> bool {
     // dgrad pads the gradient by two less the padding, which is not negative then.
     if !is_plain(shape) || pass == PassKind::Dgrad && shape.transposed().is_none() {
         return false;
@@ -41,15 +36,11 @@ pub(in crate::kernels::conv) fn suits_large(
         PassKind::Dgrad => (Order::Backward, shape.batch * shape.height * shape.width),
         PassKind::Forward | PassKind::Wgrad => (Order::Forward, shape.batch * shape.pixels()),
     };
-    // With channels first, pixels are transposed for these tiles, and not for what would compute the pass instead. With AVX-512,
-    // where products take the least time, that takes longer than it saves of few channels.
-    let transposed = shape.geometry.format == Format::ChannelsFirst && pass != PassKind::Wgrad;
-    let least = if transposed && vectors.hold_squares() { 32 } else { 16 };
     // A kernel of nine weights becomes 36 elements in F32. Those of more channels would not stay in a third-level cache.
     let most = 1 << 16;
     // To transform the weights takes as long as some tiles. A pixel has nine products directly, of BF16 two at a time.
     let tiles = Grid::new(shape, order, LARGE.tiles).tiles() + 24;
-    shape.c_in.min(shape.c_out) >= least
+    shape.c_in.min(shape.c_out) >= 16
         && shape.c_in * shape.c_out <= most
         && (36 * tiles) as f64 <= 3.2 * pixels as f64
 }

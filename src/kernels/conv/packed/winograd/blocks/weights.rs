@@ -118,7 +118,7 @@ impl<const TAPS: usize, const SIDE: usize, const ROW: usize> ChunkWeights<'_, TA
                             #[inline(always)]
                             |i, j, u| {
                                 let number = i * SIDE + j;
-                                if let Some(before) = self.group.before[number][phase] {
+                                if let Some(before) = self.group.before::<SIDE>(number, phase) {
                                     let row = (before * depth + index) * self.width;
                                     let at = &mut places[number * place + row + 16 * first..][..16];
                                     u.store(at.as_mut_ptr());

@@ -143,11 +143,13 @@ impl<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: usi
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, sums: &mut [f32]) {
         let grid = self.of_x.grid;
-        for block in (0..grid.blocks()).map(|index| grid.block(index)) {
+        for index in 0..grid.blocks() {
+            let block = grid.block(index);
+            let next = grid.block((index + 1).min(grid.blocks() - 1));
             // SAFETY: the caller's.
             unsafe {
-                self.images::<V>(&block);
-                self.gradients::<V>(&block);
+                self.images::<V>(&block, &next);
+                self.gradients::<V>(&block, &next);
                 self.add::<V>(block.tiles());
             }
         }
@@ -167,12 +169,14 @@ impl<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: usi
 
     /// Transforms tiles of the images.
     #[inline(always)]
-    unsafe fn images<V: Vector>(&self, block: &Block) {
+    unsafe fn images<V: Vector>(&self, block: &Block, next: &Block) {
         let Images { grid, sides, .. } = self.of_x;
         let (pitch, apart) = (block.pitch(sides), sides.apart());
         let depth = self.inputs.len().next_multiple_of(16);
         // SAFETY: the caller's.
-        unsafe { self.of_x.gather::<V, S>(self.x.as_ptr(), block, &self.inputs, self.pixels) };
+        unsafe {
+            self.of_x.gather::<V, S>(self.x.as_ptr(), block, next, &self.inputs, self.pixels)
+        };
         for (row, start) in grid.starts(block, sides).enumerate() {
             for (phase, &at) in self.phases.iter().enumerate() {
                 let start = (start + sides.first(at, pitch)) * depth;
@@ -197,12 +201,18 @@ impl<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: usi
 
     /// Transforms tiles of the gradient.
     #[inline(always)]
-    unsafe fn gradients<V: Vector>(&self, block: &Block) {
+    unsafe fn gradients<V: Vector>(&self, block: &Block, next: &Block) {
         let Images { grid, sides, .. } = self.of_grad;
         let (pitch, depth) = (block.pitch(sides), self.outs);
         // SAFETY: the caller's.
         unsafe {
-            self.of_grad.gather::<V, G>(self.grad.as_ptr(), block, &self.channels, self.pixels);
+            self.of_grad.gather::<V, G>(
+                self.grad.as_ptr(),
+                block,
+                next,
+                &self.channels,
+                self.pixels,
+            );
         }
         for (row, start) in grid.starts(block, sides).enumerate() {
             for channel in (0..depth).step_by(16) {
