@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::sizes::Sizes;
 use crate::kernels::conv::geometry::Geometry;
 use crate::kernels::conv::packed::weights::Order;
 use crate::kernels::conv::shape::Shape;
@@ -17,6 +18,7 @@ pub(super) struct Grid {
     columns: usize,
     /// Tiles of a block, at most.
     most: usize,
+    enough: usize,
 }
 
 /// Tiles that are convolved together: of whole lines, or some of one line. Lines are counted through all images.
@@ -47,10 +49,10 @@ pub(super) struct Sides(pub(super) Side, pub(super) Side);
 
 impl Grid {
     /// In blocks of at most `most` tiles.
-    pub(super) fn new(shape: &Shape, order: Order, most: usize) -> Self {
-        let Sides(down, across) = Sides::written(shape, order);
+    pub(super) fn new(shape: &Shape, order: Order, sizes: &Sizes) -> Self {
+        let Sides(down, across) = Sides::written(shape, order, sizes.made);
         let (rows, columns) = (down.size.div_ceil(down.step), across.size.div_ceil(across.step));
-        Self { batch: shape.batch, rows, columns, most }
+        Self { batch: shape.batch, rows, columns, most: sizes.tiles, enough: sizes.enough }
     }
 
     /// The same in blocks so small that there is one for each thread.
@@ -69,7 +71,17 @@ impl Grid {
 
     /// Lines of a block, and tiles of a line in it.
     fn cut(&self) -> (usize, usize) {
-        ((self.most / self.columns).max(1), self.columns.min(self.most))
+        if self.columns >= self.most {
+            return (1, self.most);
+        }
+        // Products have eight rows: the fewest lines that are enough and leave least of them empty.
+        let enough = self.enough.min(self.most);
+        let lines = (enough / self.columns).max(1)..=self.most / self.columns;
+        let empty = |lines: &usize| {
+            let tiles = lines * self.columns;
+            1000 * (tiles.next_multiple_of(8) - tiles) / tiles
+        };
+        (lines.min_by_key(empty).unwrap_or(1), self.columns)
     }
 
     pub(super) fn blocks(&self) -> usize {
@@ -144,8 +156,16 @@ impl Block {
 
 impl Side {
     /// The pixels that a pass reads: those of the input forward, those of the output in dgrad.
-    fn read(padding: usize, size: usize, out_size: usize, stride: usize, order: Order) -> Self {
-        let by_one = Self { step: 4, extent: 6, before: 0, size, first: [0; 2], apart: 1 };
+    fn read(
+        made: usize,
+        padding: usize,
+        size: usize,
+        out_size: usize,
+        stride: usize,
+        order: Order,
+    ) -> Self {
+        let by_one =
+            Self { step: made, extent: made + 2, before: 0, size, first: [0; 2], apart: 1 };
         match (stride, order) {
             (1, Order::Forward) => Self { before: padding as isize, ..by_one },
             // Input pixel `i` and tap `2 - n` meet at output pixel `i + n - (2 - padding)`.
@@ -163,15 +183,22 @@ impl Side {
     }
 
     /// The pixels that a pass writes; forward, those of all phases together.
-    fn written(padding: usize, size: usize, out_size: usize, stride: usize, order: Order) -> Self {
-        let together = Self { step: 4, extent: 4, before: 0, size, first: [0; 2], apart: 1 };
+    fn written(
+        made: usize,
+        padding: usize,
+        size: usize,
+        out_size: usize,
+        stride: usize,
+        order: Order,
+    ) -> Self {
+        let together = Self { step: made, extent: made, before: 0, size, first: [0; 2], apart: 1 };
         match (stride, order) {
             (1, Order::Forward) => Self { size: out_size, ..together },
             (1, Order::Backward) => together,
-            (_, Order::Forward) => Self { step: 2, extent: 2, size: out_size, ..together },
+            (_, Order::Forward) => Self { size: out_size, ..together },
             (_, Order::Backward) => {
                 let first = [0, 1].map(|phase| 2 * output(phase, padding) + phase - padding);
-                Self { first, apart: 2, ..together }
+                Self { step: 2 * made, extent: 2 * made, first, apart: 2, ..together }
             }
         }
     }
@@ -200,23 +227,24 @@ impl Side {
 }
 
 impl Sides {
-    pub(super) fn read(shape: &Shape, order: Order) -> Self {
-        Self::both(shape, order, Side::read)
+    pub(super) fn read(shape: &Shape, order: Order, made: usize) -> Self {
+        Self::both(shape, order, made, Side::read)
     }
 
-    pub(super) fn written(shape: &Shape, order: Order) -> Self {
-        Self::both(shape, order, Side::written)
+    pub(super) fn written(shape: &Shape, order: Order, made: usize) -> Self {
+        Self::both(shape, order, made, Side::written)
     }
 
     fn both(
         shape: &Shape,
         order: Order,
-        side: impl Fn(usize, usize, usize, usize, Order) -> Side,
+        made: usize,
+        side: impl Fn(usize, usize, usize, usize, usize, Order) -> Side,
     ) -> Self {
         let Geometry { padding: (above, left), stride, .. } = shape.geometry;
         Self(
-            side(above, shape.height, shape.out_height, stride, order),
-            side(left, shape.width, shape.out_width, stride, order),
+            side(made, above, shape.height, shape.out_height, stride, order),
+            side(made, left, shape.width, shape.out_width, stride, order),
         )
     }
 

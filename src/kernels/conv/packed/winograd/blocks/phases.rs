@@ -65,7 +65,7 @@ impl Group {
 /// Whether tiles of so many pixels a side have one phase, with products at all places. A constant, it spares loops over places
 /// a look and a branch at each.
 const fn is_whole(side: usize) -> bool {
-    side == 6
+    side > 3
 }
 
 /// Whether a phase has products at a place. At stride 2, one of three taps is odd: there the other one of a phase's two is
