@@ -250,7 +250,20 @@ fn lanes_are_chosen_by_shape() {
 
 #[test]
 fn tiles_agree_with_plain_loops() -> Result<()> {
-    InstructionSet::of_f32().try_for_each(tiles_agree)
+    // Threads share the tiles of a pass: of one, blocks are as large as they get.
+    let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    one.install(|| InstructionSet::of_f32().try_for_each(tiles_agree))
+}
+
+#[test]
+fn threads_change_no_bit() -> Result<()> {
+    for (dims, c_out, rows) in [([5, 33, 20, 12], 40, false), ([5, 17, 9, 30], 20, true)] {
+        let shape = shape(dims, c_out, (1, 1));
+        assert!(suits(&shape) && suits_wgrad(&shape) && suits_rows(&shape) == rows, "{shape:?}");
+        InstructionSet::of_f32()
+            .try_for_each(|isa| same_bits_by_any_threads(&shape, DType::F32, isa))?;
+    }
+    Ok(())
 }
 
 fn tiles_agree(isa: InstructionSet) -> Result<()> {
@@ -312,7 +325,8 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
 
 #[test]
 fn tiles_of_channels_last_agree_with_plain_loops() -> Result<()> {
-    InstructionSet::of_f32().try_for_each(tiles_of_channels_last_agree)
+    let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    one.install(|| InstructionSet::of_f32().try_for_each(tiles_of_channels_last_agree))
 }
 
 fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {

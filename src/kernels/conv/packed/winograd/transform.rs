@@ -1,14 +1,15 @@
-//! Winograd's F(2×2, 2×2), and F(4×4, 3×3) as Lavin and Gray have it, at the points 0, ±1, ±2 and infinity.
+//! Winograd's F(2×2, 2×2) and F(2×2, 3×3), and F(4×4, 3×3) as Lavin and Gray have it, at the points 0, ±1, ±2 and infinity.
 //!
 //! Of pixels `d` and weights `g`, the sums are `Aᵀ [(G g) ⊙ (Bᵀ d)]`; of squares, `Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A`. Of three
 //! pixels and two weights, two sums are `(d0 - d1) g0 + s` and `s + (d2 - d1) g1`, where `s = d1 (g0 + g1)`: three products
-//! for four. Of six pixels and three weights, four sums take six products instead of twelve.
+//! for four. Of four pixels and three weights, two sums take four products instead of six; of six, four sums take six instead of
+//! twelve.
 #![allow(unsafe_code)]
 
 use crate::kernels::cpu::vector::Vector;
 
-/// What results of tiles of so many pixels a side are multiplied by: [`Weights`] of three are 24 times `G`, whose elements would
-/// not be exact otherwise, and too small for small weights.
+/// What results of tiles of so many pixels a side are multiplied by: for six, [`Weights`] are 24 times `G`, whose
+/// elements would not be exact otherwise, and too small for small weights.
 pub(super) const fn scale(side: usize) -> f32 {
     if side == 6 { 1. / (24. * 24.) } else { 1. }
 }
@@ -20,7 +21,7 @@ pub(super) trait Line {
     unsafe fn of<V: Vector, const FROM: usize, const TO: usize>(line: [V; FROM]) -> [V; TO];
 }
 
-/// `Bᵀ`, of three or six pixels.
+/// `Bᵀ`, of three, four or six pixels.
 pub(super) struct Pixels;
 
 impl Line for Pixels {
@@ -59,7 +60,7 @@ impl Line for Pixels {
     }
 }
 
-/// `Aᵀ`, of what products of three or six places sum to.
+/// `Aᵀ`, of what products of three, four or six places sum to.
 pub(super) struct Sums;
 
 impl Line for Sums {
@@ -122,7 +123,7 @@ impl Line for SumsGradient {
     }
 }
 
-/// `G` of two weights, and `24 G` of three: see [`scale`].
+/// `G` of two or three weights, for six places `24 G`: see [`scale`].
 pub(super) struct Weights;
 
 impl Line for Weights {

@@ -1,24 +1,28 @@
 //! The tiles of images, and the pixels that they read and write.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 
 use super::sizes::Sizes;
 use crate::kernels::conv::geometry::Geometry;
 use crate::kernels::conv::packed::weights::Order;
 use crate::kernels::conv::shape::Shape;
-use crate::kernels::cpu::parallel;
 
-/// Images cut into tiles. At stride 1, one has four by four pixels of what is written. At stride 2, it has two by two output
-/// pixels in the forward pass and in wgrad; in dgrad, two by two pixels of the input in each of the four phases.
+/// Images cut into tiles. At stride 1, one has two by two or four by four pixels of what is written. At stride 2, it has two by
+/// two output pixels in the forward pass and in wgrad; in dgrad, two by two pixels of the input in each of the four phases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grid {
     batch: usize,
     /// Tiles of an image.
     rows: usize,
     columns: usize,
-    /// Tiles of a block, at most.
+    /// Tiles of a block: at most, and about as many as are enough.
     most: usize,
     enough: usize,
+    /// Rows of a product.
+    product: usize,
 }
 
 /// Tiles that are convolved together: of whole lines, or some of one line. Lines are counted through all images.
@@ -48,17 +52,18 @@ pub(super) struct Side {
 pub(super) struct Sides(pub(super) Side, pub(super) Side);
 
 impl Grid {
-    /// In blocks of at most `most` tiles.
+    /// In blocks of these sizes.
     pub(super) fn new(shape: &Shape, order: Order, sizes: &Sizes) -> Self {
         let Sides(down, across) = Sides::written(shape, order, sizes.made);
         let (rows, columns) = (down.size.div_ceil(down.step), across.size.div_ceil(across.step));
-        Self { batch: shape.batch, rows, columns, most: sizes.tiles, enough: sizes.enough }
+        let Sizes { tiles: most, enough, .. } = *sizes;
+        Self { batch: shape.batch, rows, columns, most, enough, product: 8 }
     }
 
-    /// The same in blocks so small that there is one for each thread.
-    pub(super) fn for_threads(self) -> Self {
-        let fair = self.tiles().div_ceil(parallel::threads()).next_multiple_of(8);
-        Self { most: fair.min(self.most), ..self }
+    /// The same for products of so many rows, in blocks so small that there is one for each thread.
+    pub(super) fn for_threads(self, threads: usize, product: usize) -> Self {
+        let fair = self.tiles().div_ceil(threads).next_multiple_of(8);
+        Self { most: fair.min(self.most), product, ..self }
     }
 
     pub(super) fn batch(&self) -> usize {
@@ -74,12 +79,13 @@ impl Grid {
         if self.columns >= self.most {
             return (1, self.most);
         }
-        // Products have eight rows: the fewest lines that are enough and leave least of them empty.
+        // Of the numbers of lines from about enough tiles to the most, the smallest that leaves the smallest share of the
+        // products' rows empty.
         let enough = self.enough.min(self.most);
         let lines = (enough / self.columns).max(1)..=self.most / self.columns;
         let empty = |lines: &usize| {
             let tiles = lines * self.columns;
-            1000 * (tiles.next_multiple_of(8) - tiles) / tiles
+            1000 * (tiles.next_multiple_of(self.product) - tiles) / tiles
         };
         (lines.min_by_key(empty).unwrap_or(1), self.columns)
     }

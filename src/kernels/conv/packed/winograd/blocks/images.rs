@@ -46,7 +46,7 @@ struct Pixels {
 /// Of all methods: the features of `V`; all images of the grid, and room for the block's pixels.
 impl Images {
     /// Lays out channels of a block's pixels, in whole vectors: zeros for those beyond the last, and where there is no image.
-    /// Of planes, asks for the pixels of the `next` block.
+    /// Asks for pixels that follow: with channels first those of the `next` block, with channels last the row below.
     #[inline(always)]
     pub(super) unsafe fn gather<V: Vector, S: Stored>(
         &self,
@@ -73,7 +73,10 @@ impl Images {
                         let to = to.wrapping_add((row * pitch + column) * depth);
                         for at in (0..run).step_by(32) {
                             let from = x.wrapping_add(pixel + at);
-                            prefetch_at(from.wrapping_add(width * self.channels), 32);
+                            prefetch_at(
+                                from.wrapping_add(width * self.channels),
+                                (run - at).min(32),
+                            );
                             for at in (at..run.min(at + 32)).step_by(16) {
                                 let mask = first_lanes(run - at);
                                 // SAFETY: these are channels of the run's pixels.
@@ -98,7 +101,7 @@ impl Images {
                         // SAFETY: the features.
                         let mut planes = unsafe { [V::zero(); 16] };
                         for (channel, pixels) in planes.iter_mut().enumerate() {
-                            // Not a loop of so many: it would go through memory.
+                            // Of a loop of `count`, the array would lie in memory instead of registers.
                             if channel < count {
                                 let at = from_first.wrapping_add(channel * height * width);
                                 prefetch_at(at.wrapping_add(further), 1);
@@ -262,7 +265,7 @@ fn runs(
 /// Where the pixels of some rows lie in a block, one after the other.
 struct Places {
     at: usize,
-    /// Of the row, from this one on.
+    /// Pixels of the row, from this one on.
     left: usize,
     columns: usize,
     /// From a pixel to the next, and from the last of a row to the first of the next.

@@ -6,14 +6,15 @@
 //! output pixels takes nine products instead of sixteen. Kernels of three by three have one odd tap a side, and take 25 in
 //! all instead of 36. In dgrad each phase of the image has its own results, from the same pixels.
 //!
-//! Convolutions at stride 1 by kernels of three by three, of 16-bit operands: F(4×4, 3×3). A tile of four by four output pixels
-//! takes 36 products instead of 144. There is one phase. Elements of its transforms are further apart, so that rounding errors
-//! are some ten times those of F(2×2, 3×3): too large in F32, and small beside the rounding of operands of 16 bits.
+//! Convolutions at stride 1 by kernels of three by three have one phase. *Small* tiles, F(2×2, 3×3), have two by two output
+//! pixels, and sixteen products instead of 36. *Large* ones, F(4×4, 3×3), have four by four, and 36 products instead of 144.
+//! Elements of their transforms are further apart, so that rounding errors are some ten times those of small tiles: too large in
+//! F32, and small beside the rounding of operands of 16 bits.
 //!
 //! A thread lays out the pixels of a block of tiles with their padding, `(row, column, channel)`, for a chunk of the channels
 //! at a time. It transforms them, and adds their products, of all phases at a time, to sums. Of up to some 380 output channels
-//! at stride 2, and 220 at stride 1, these stay in a second-level cache of 1 MiB. Results are laid out likewise before they are
-//! written to images.
+//! at stride 2, 220 with large tiles, and 250 to 500 with small ones, these stay in a second-level cache of 1 MiB. Results are
+//! laid out likewise before they are written to images.
 //!
 //! What is infinite or NaN is dealt with as [`super`] says.
 #![allow(unsafe_code)]
@@ -38,6 +39,7 @@ use crate::kernels::conv::packed::store::OutputImages;
 use crate::kernels::conv::packed::weights::{InF32, Order, widened};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded};
@@ -113,7 +115,11 @@ impl Pass<'_> {
         let chunk = ROW / groups[0].phases.len();
         let weights = BlockWeights { shape, sides: (ins, outs), groups: &groups, order, chunk };
         let weight = weights.pack::<TAPS, READ, ROW>(weight, vectors);
-        let (format, grid) = (shape.geometry.format, Grid::new(shape, order, sizes).for_threads());
+        assert_eq!((sizes.made, sizes.tiles, sizes.row), (MADE, TILES, ROW));
+        let columns = Columns::new(outs);
+        let product = Columns::rows(columns.vectors_of(0, outs));
+        let grid = Grid::new(shape, order, sizes).for_threads(parallel::threads(), product);
+        let format = shape.geometry.format;
         let pass = BlockConv::<READ, MADE, TILES, ROW> {
             read: Images { format, channels: ins, grid, sides: Sides::read(shape, order, MADE) },
             written: Images {
@@ -123,7 +129,7 @@ impl Pass<'_> {
                 sides: Sides::written(shape, order, MADE),
             },
             chunk,
-            columns: Columns::new(outs),
+            columns,
             groups: &groups,
             weight: weight.as_slice(),
             bias,

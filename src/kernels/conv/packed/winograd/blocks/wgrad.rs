@@ -82,6 +82,7 @@ fn run<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: u
     let shape = &Shape { batch: images.len(), ..*shape };
     assert!(channels.end <= shape.c_out);
     let (sizes, at_a_time) = sizes(shape, MADE == 4);
+    assert_eq!(sizes.made, MADE);
     let most = sizes.tiles;
     let ins = shape.c_in.min(at_a_time).next_multiple_of(16);
     let outs = channels.len().next_multiple_of(16);

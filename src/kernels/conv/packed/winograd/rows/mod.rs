@@ -1,4 +1,4 @@
-//! Winograd's F(2×2, 3×3) of NCHW images whose rows have about a vector of tiles, or more: a tile in each lane.
+//! Winograd's F(2×2, 3×3) of NCHW images of few channels, whose rows have about a vector of tiles, or more: a tile in each lane.
 //!
 //! A thread transforms three vectors of tiles of all channels, into memory that stays in its cache. It multiplies them by the
 //! transformed weights, one product for each place of a transformed tile. Then it transforms the sums back.
@@ -32,7 +32,8 @@ const TILES: usize = 16 * VECTORS;
 /// Products for a tile, channel and output channel.
 const TILE_ELEMENTS: usize = 16;
 
-/// Whether the rows of a convolution of the kind taken fill their vectors of tiles, but for an eighth, and tiles pay.
+/// Whether the rows of a convolution of the kind taken fill their vectors of tiles, but for an eighth, where fewer than 32
+/// channels on a side would leave lanes of channels empty, and whether tiles pay.
 pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
     let grid = TileGrid::of(shape);
     let filled = 8 * grid.columns() >= 7 * 16 * grid.across();
