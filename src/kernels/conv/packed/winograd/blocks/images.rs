@@ -73,10 +73,7 @@ impl Images {
                         let to = to.wrapping_add((row * pitch + column) * depth);
                         for at in (0..run).step_by(32) {
                             let from = x.wrapping_add(pixel + at);
-                            prefetch_at(
-                                from.wrapping_add(width * self.channels),
-                                (run - at).min(32),
-                            );
+                            prefetch_at(from.wrapping_add(width * self.channels), 32);
                             for at in (at..run.min(at + 32)).step_by(16) {
                                 let mask = first_lanes(run - at);
                                 // SAFETY: these are channels of the run's pixels.
