@@ -1,8 +1,7 @@
 //! Convolutions by Winograd's algorithms: fewer products, of tiles that are transformed.
 //!
 //! Three by three weights at stride 1 are F(2×2, 3×3): sixteen products where a tile of two by two pixels takes thirty-six.
-//! Where images have channels first, few channels and wide rows, a lane is a tile: [`rows`]. Otherwise it is a channel:
-//! [`blocks`]. Blocks also compute stride 2, and larger tiles of 16-bit operands.
+//! Where images have channels first, and few, a lane is a tile: [`rows`]. Otherwise it is a channel: [`blocks`]. Blocks also compute stride 2, and larger tiles of 16-bit operands.
 //!
 //! Infinities, and sums of the transform that overflow, come out as NaN where they enter a result,
 //! and nowhere else. A pass that meets a result that is not finite is repeated without tiles, so

@@ -1,4 +1,4 @@
-//! Winograd's F(2×2, 3×3) of NCHW images of few channels, whose rows have about a vector of tiles, or more: a tile in each lane.
+//! Winograd's F(2×2, 3×3) of NCHW images of few channels: a tile in each lane.
 //!
 //! A thread transforms three vectors of tiles of all channels, into memory that stays in its cache. It multiplies them by the
 //! transformed weights, one product for each place of a transformed tile. Then it transforms the sums back.
@@ -32,14 +32,14 @@ const TILES: usize = 16 * VECTORS;
 /// Products for a tile, channel and output channel.
 const TILE_ELEMENTS: usize = 16;
 
-/// Whether the rows of a convolution of the kind taken fill their vectors of tiles, but for an eighth, where fewer than 32
-/// channels on a side would leave lanes of channels empty, and whether tiles pay.
+/// Whether these tiles are faster than row panels and [blocks](super::blocks), for a convolution of the kind taken: with fewer than
+/// 32 channels on a side, as lanes of channels would be empty there, where lanes of tiles are not. Of fewer than 8, either way.
 pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
-    let grid = TileGrid::of(shape);
-    let filled = 8 * grid.columns() >= 7 * 16 * grid.across();
-    let few = shape.c_in.min(shape.c_out) < 32;
+    let (grid, channels) = (TileGrid::of(shape), shape.c_in.min(shape.c_out));
     let first = shape.geometry.format == Format::ChannelsFirst;
-    first && few && filled && pays(16 * grid.vectors(), 1.2, shape)
+    first
+        && channels < if grid.is_filled() { 32 } else { 8 }
+        && pays(16 * grid.vectors(), 1.2, shape)
 }
 
 /// See [`super::convolve`]; `shape` is that of the convolution, and weights lie as `order` says.
@@ -188,9 +188,9 @@ impl WinogradConv<'_> {
             for (n, &place) in places.iter().enumerate() {
                 let from = (place.image * self.ins + channel) * pixels;
                 let x = x.as_ptr().wrapping_add(from);
-                self.grid.prefetch_ahead(place, x);
-                // SAFETY: the image of a place is in the batch.
-                let d = unsafe { self.grid.read::<V, S>(place, x) };
+                self.grid.prefetch_ahead(place, x, self.ins * pixels);
+                // SAFETY: the images of a place are in the batch.
+                let d = unsafe { self.grid.read::<V, S>(place, x, self.ins * pixels) };
                 // SAFETY: the features.
                 let v = unsafe { transformed::<Pixels, V, 4, 4>(d) };
                 for (i, v) in v.as_flattened().iter().enumerate() {
@@ -238,8 +238,8 @@ impl WinogradConv<'_> {
                     }
                     let to = (place.image * self.outs + channel) * out_pixels;
                     let out = out.at.wrapping_add(to);
-                    // SAFETY: the image of a place is in the batch, and nobody else writes these tiles.
-                    finite &= unsafe { self.grid.write(place, y, out) };
+                    // SAFETY: the images of a place are in the batch, and nobody else writes these tiles.
+                    finite &= unsafe { self.grid.write(place, y, out, self.outs * out_pixels) };
                 }
             }
         }
