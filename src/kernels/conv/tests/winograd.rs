@@ -239,12 +239,12 @@ fn lanes_are_chosen_by_shape() {
         ([3, 64, 96], true),
         ([64, 28, 31], true),
         ([32, 32, 32], false),
-        ([16, 14, 16], true), // seven tiles of each of two images
-        ([7, 20, 40], true),  // few enough, whatever lanes are empty
+        ([7, 14, 16], true), // seven tiles of each of two images
+        ([7, 20, 40], true), // few enough, whatever lanes are empty
         ([32, 16, 64], false),
         ([16, 26, 16], false), // 13 tiles
         ([16, 40, 16], false), // 20
-        ([16, 12, 16], false), // six of each of two
+        ([16, 14, 16], false),
     ] {
         let shape = shape([4, channels, 12, width], c_out, (1, 1));
         let last = Shape { geometry: super::turned(shape.geometry), ..shape };
@@ -282,21 +282,21 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         ([2, 8, 11, 57], 10, (0, 2)),
         ([3, 37, 9, 30], 31, (2, 0)),
         // Two images per vector, and one in the last; four, and three in the last.
-        ([9, 16, 13, 16], 33, (1, 1)),
-        ([15, 24, 8, 8], 49, (1, 1)),
-        ([40, 11, 7, 6], 8, (2, 2)),
-        ([8, 130, 8, 8], 17, (1, 1)),
-        ([24, 8, 8, 8], 592, (1, 1)), // in wgrad, five vectors of output channels in the last task
-        ([24, 8, 8, 8], 624, (1, 1)), // seven
+        ([9, 6, 13, 16], 33, (1, 1)),
+        ([15, 5, 8, 8], 49, (1, 1)),
+        ([40, 7, 7, 6], 8, (2, 2)),
         // A channel in each lane.
         ([3, 9, 15, 33], 17, (1, 1)), // 17 tiles per row
         ([2, 8, 31, 39], 10, (0, 2)), // beyond the image by two columns
         ([6, 8, 14, 14], 24, (2, 0)),
+        ([9, 16, 13, 16], 33, (1, 1)),
         ([36, 8, 12, 10], 65, (1, 2)),
         ([15, 34, 8, 8], 49, (1, 1)),  // two products of columns
         ([9, 33, 7, 6], 40, (2, 2)),   // rows shorter than vectors of pixels
         ([1, 48, 3, 150], 32, (1, 1)), // blocks of part of a row
-        ([8, 130, 8, 8], 35, (1, 1)),  // more channels than are summed at a time
+        ([8, 130, 8, 8], 17, (1, 1)),  // more channels than are summed at a time
+        ([24, 8, 8, 8], 592, (1, 1)),  // in wgrad, five vectors of output channels in the last task
+        ([24, 8, 8, 8], 624, (1, 1)),  // seven
     ];
     for (index, (dims, c_out, padding)) in shapes.into_iter().enumerate() {
         let shape = shape(dims, c_out, padding);
@@ -330,7 +330,7 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         none_gave_up();
         check(&dweight, &dw, &inputs, &what);
     }
-    assert!(gradients > 4 && rows == 10, "{rows}");
+    assert!(gradients > 4 && rows == 8, "{rows}");
     Ok(())
 }
 

@@ -60,9 +60,9 @@ impl TileGrid {
         if self.together > 1 { 1 } else { self.columns().div_ceil(16) }
     }
 
-    /// Whether vectors of tiles have at most an eighth of their lanes empty.
+    /// Whether rows of one image fill vectors, but for an eighth of their lanes.
     pub(super) fn is_filled(&self) -> bool {
-        8 * self.together * self.columns() >= 7 * 16 * self.across()
+        8 * self.columns() >= 7 * 16 * self.across()
     }
 
     pub(super) fn vectors(&self) -> usize {

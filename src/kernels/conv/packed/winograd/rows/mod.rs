@@ -33,7 +33,7 @@ const TILES: usize = 16 * VECTORS;
 const TILE_ELEMENTS: usize = 16;
 
 /// Whether these tiles are faster than row panels and [blocks](super::blocks), for a convolution of the kind taken: with fewer than
-/// 32 channels on a side, as lanes of channels would be empty there, where lanes of tiles are not. Of fewer than 8, either way.
+/// 8 channels on a side, or than 32 where rows fill vectors. Most lanes of channels would be empty there.
 pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
     let (grid, channels) = (TileGrid::of(shape), shape.c_in.min(shape.c_out));
     let first = shape.geometry.format == Format::ChannelsFirst;
