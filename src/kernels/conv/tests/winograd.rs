@@ -4,7 +4,7 @@ mod blocks;
 mod large;
 
 use super::super::packed::few_channels;
-use super::super::packed::winograd::{suits, suits_wgrad};
+use super::super::packed::winograd::{suits, suits_rows, suits_wgrad};
 pub(super) use large::tolerant as tolerant_of_large;
 
 use super::packed::{Choice, dgrad, forward, none_gave_up, wgrad};
@@ -223,39 +223,86 @@ fn tiles_are_chosen_by_shape() {
         assert!(!suits(&Shape { geometry, ..wide }) && !suits_wgrad(&Shape { geometry, ..wide }));
     }
     assert!(!suits(&Shape { kernel_height: 1, ..wide }));
-    // Most lanes would be empty.
-    assert!(!suits(&shape([1, 512, 7, 7], 512, (1, 1))));
-    assert!(!suits(&shape([64, 16, 2, 2], 16, (1, 1))));
-    assert!(!suits_wgrad(&shape([64, 16, 17, 17], 16, (1, 1))));
+    // One pixel of a tile's four, too few channels for lanes, and fewer tiles than transforming their sums takes.
+    assert!(!suits(&shape([64, 16, 1, 1], 16, (1, 1))));
+    let few = shape([64, 7, 14, 14], 16, (1, 1));
+    assert!(!suits(&Shape { geometry: super::turned(few.geometry), ..few }));
     assert!(!suits_wgrad(&shape([128, 3, 32, 32], 16, (1, 1))));
+    assert!(!suits_wgrad(&shape([2, 16, 4, 4], 16, (1, 1))));
+}
+
+/// A tile in each lane where tiles fill vectors and channels do not.
+#[test]
+fn lanes_are_chosen_by_shape() {
+    for ([channels, width, c_out], rows) in [
+        ([16, 32, 16], true),
+        ([3, 64, 96], true),
+        ([64, 28, 31], true),
+        ([32, 32, 32], false),
+        ([7, 14, 16], true), // seven tiles of each of two images
+        ([7, 20, 40], true), // few enough, whatever lanes are empty
+        ([32, 16, 64], false),
+        ([16, 26, 16], false), // 13 tiles
+        ([16, 40, 16], false), // 20
+        ([16, 14, 16], false),
+    ] {
+        let shape = shape([4, channels, 12, width], c_out, (1, 1));
+        let last = Shape { geometry: super::turned(shape.geometry), ..shape };
+        assert!(suits(&shape) && suits_rows(&shape) == rows && !suits_rows(&last), "{shape:?}");
+    }
 }
 
 #[test]
 fn tiles_agree_with_plain_loops() -> Result<()> {
-    InstructionSet::of_f32().try_for_each(tiles_agree)
+    // Threads share the tiles of a pass: of one, blocks are as large as they get.
+    let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    one.install(|| InstructionSet::of_f32().try_for_each(tiles_agree))
+}
+
+#[test]
+fn threads_change_no_bit() -> Result<()> {
+    for (dims, c_out, rows) in [([5, 33, 20, 12], 40, false), ([5, 17, 9, 30], 20, true)] {
+        let shape = shape(dims, c_out, (1, 1));
+        assert!(suits(&shape) && suits_wgrad(&shape) && suits_rows(&shape) == rows, "{shape:?}");
+        InstructionSet::of_f32()
+            .try_for_each(|isa| same_bits_by_any_threads(&shape, DType::F32, isa))?;
+    }
+    Ok(())
 }
 
 fn tiles_agree(isa: InstructionSet) -> Result<()> {
     let by = Choice::of_single(isa);
     let mut rng = generator(31);
-    let mut gradients = 0;
+    let (mut gradients, mut rows) = (0, 0);
     let shapes = [
-        ([1, 2, 20, 64], 3, (1, 1)),   // two whole vectors per row
-        ([3, 9, 15, 33], 17, (1, 1)),  // a vector of one tile
-        ([2, 8, 31, 39], 10, (0, 2)),  // beyond the image by two columns
-        ([9, 16, 13, 16], 33, (1, 1)), // two images per vector, and one in the last
+        // A tile in each lane: two whole vectors per row, a vector of one tile, empty lanes and pixels beyond the image.
+        ([1, 2, 20, 64], 3, (1, 1)),
+        ([3, 7, 15, 33], 17, (1, 1)),
+        ([2, 9, 15, 29], 17, (1, 1)),
+        ([2, 8, 11, 57], 10, (0, 2)),
+        ([3, 37, 9, 30], 31, (2, 0)),
+        // Two images per vector, and one in the last; four, and three in the last.
+        ([9, 6, 13, 16], 33, (1, 1)),
+        ([15, 5, 8, 8], 49, (1, 1)),
+        ([40, 7, 7, 6], 8, (2, 2)),
+        // A channel in each lane.
+        ([3, 9, 15, 33], 17, (1, 1)), // 17 tiles per row
+        ([2, 8, 31, 39], 10, (0, 2)), // beyond the image by two columns
         ([6, 8, 14, 14], 24, (2, 0)),
-        ([15, 24, 8, 8], 49, (1, 1)), // four images per vector, and three in the last
-        ([40, 11, 7, 6], 8, (2, 2)),
-        ([8, 130, 8, 8], 17, (1, 1)), // more channels than are summed at a time
+        ([9, 16, 13, 16], 33, (1, 1)),
         ([36, 8, 12, 10], 65, (1, 2)),
-        ([24, 8, 8, 8], 592, (1, 1)), // five vectors of output channels in the last task of wgrad
-        ([24, 8, 8, 8], 624, (1, 1)), // seven
+        ([15, 34, 8, 8], 49, (1, 1)),  // two products of columns
+        ([9, 33, 7, 6], 40, (2, 2)),   // rows shorter than vectors of pixels
+        ([1, 48, 3, 150], 32, (1, 1)), // blocks of part of a row
+        ([8, 130, 8, 8], 17, (1, 1)),  // more channels than are summed at a time
+        ([24, 8, 8, 8], 592, (1, 1)),  // in wgrad, five vectors of output channels in the last task
+        ([24, 8, 8, 8], 624, (1, 1)),  // seven
     ];
     for (index, (dims, c_out, padding)) in shapes.into_iter().enumerate() {
         let shape = shape(dims, c_out, padding);
         assert!(suits(&shape) && shape.transposed().is_some_and(|back| suits(&back)), "{shape:?}");
         gradients += usize::from(suits_wgrad(&shape));
+        rows += usize::from(suits_rows(&shape) && suits_rows(&shape.transposed().unwrap()));
         let dtype = [DType::F32, DType::F16, DType::BF16][index % 3];
         let x = random(&mut rng, &dims, dtype);
         let weight = random(&mut rng, &shape.weight_dims(), dtype);
@@ -283,13 +330,14 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         none_gave_up();
         check(&dweight, &dw, &inputs, &what);
     }
-    assert!(gradients > 4);
+    assert!(gradients > 4 && rows == 8, "{rows}");
     Ok(())
 }
 
 #[test]
 fn tiles_of_channels_last_agree_with_plain_loops() -> Result<()> {
-    InstructionSet::of_f32().try_for_each(tiles_of_channels_last_agree)
+    let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    one.install(|| InstructionSet::of_f32().try_for_each(tiles_of_channels_last_agree))
 }
 
 fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
@@ -303,6 +351,7 @@ fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
         ([30, 24, 7, 6], 49, (2, 2)),  // two products of columns
         ([1, 65, 10, 9], 8, (1, 2)),   // more channels than lie together
         ([36, 130, 8, 8], 18, (1, 1)), // more than are summed at a time
+        ([1, 24, 3, 150], 32, (1, 1)), // blocks of part of a row
         ([24, 8, 8, 8], 592, (1, 1)),  // five vectors of output channels in the last task of wgrad
         ([24, 8, 8, 8], 624, (1, 1)),  // seven
     ];
@@ -407,7 +456,7 @@ fn overflow_in_a_tile_does_not_show() -> Result<()> {
 #[test]
 fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
     for poison in [f64::NAN, f64::NEG_INFINITY] {
-        for dims in [[2, 8, 12, 32], [2, 8, 9, 16], [8, 8, 8, 8]] {
+        for dims in [[2, 8, 12, 32], [4, 8, 9, 16], [8, 8, 8, 8]] {
             let shape = shape(dims, 9, (1, 1));
             assert!(suits(&shape) && suits_wgrad(&shape), "{shape:?}");
             let (x_place, y_place) = (shape.image() + 70, shape.out_image() + shape.pixels() + 1);

@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::weights::Order;
-use super::transform;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::prefetch::prefetch_at;
 use crate::kernels::cpu::vector::{Vector, first_lanes};
@@ -14,11 +13,8 @@ use crate::kernels::gemm::micro::with_words;
 
 /// Output channels of a product.
 pub(super) const ROWS: usize = 8;
-/// Vectors of tiles of a product, and those tiles.
+/// Vectors of columns of a product.
 pub(super) const VECTORS: usize = 3;
-pub(super) const TILES: usize = 16 * VECTORS;
-/// Products for a tile, channel and output channel.
-pub(super) const TILE_ELEMENTS: usize = 16;
 
 /// The kernels of a channel and sixteen output channels from `first` on, a lane each, tap by tap: of `taps` taps, at most
 /// sixteen; zeros for output channels beyond the last.
@@ -54,30 +50,6 @@ pub(super) unsafe fn taps<V: Vector>(
     unsafe { V::transpose(kernels) }
 }
 
-/// The transformed weights of a channel and sixteen output channels of a convolution by three by three.
-///
-/// # Safety
-/// The features of `V`.
-#[inline(always)]
-pub(super) unsafe fn weights<V: Vector>(
-    weight: &[f32],
-    sides: (usize, usize),
-    order: Order,
-    channel: usize,
-    first: usize,
-) -> [[V; 4]; 4] {
-    // SAFETY: the caller's.
-    unsafe {
-        let taps = taps::<V>(weight, 9, sides, order, channel, first);
-        let mut g = [[V::zero(); 3]; 3];
-        for (tap, g) in g.as_flattened_mut().iter_mut().enumerate() {
-            // The gradient's are turned by half a turn.
-            *g = taps[if order == Order::Forward { tap } else { 8 - tap }];
-        }
-        transform::weights(g)
-    }
-}
-
 /// Calls `convolve` with every `block` of `count`, on all threads, and with scratch of these sizes, until a result is
 /// not finite. Whether all are finite.
 pub(super) fn for_each_block<const N: usize>(
@@ -107,13 +79,13 @@ pub(super) fn for_each_block<const N: usize>(
     finite.into_inner()
 }
 
-/// Adds a product over `depth` tiles to `(channel, output channel)`: of channels `LEFT` elements apart and tiles as the left
-/// matrix comes with, by output channels of whole vectors.
+/// Adds a product over `depth` tiles to `(channel, output channel)`: of tiles as far apart as the left matrix comes with, by
+/// output channels of whole vectors.
 ///
 /// # Safety
 /// The features of `V`; matrices of these sizes, with room for channels in whole [`ROWS`].
 #[inline(always)]
-pub(super) unsafe fn add_product<V: Vector, const LEFT: usize>(
+pub(super) unsafe fn add_product<V: Vector>(
     (left, left_step): (*const f32, usize),
     right: *const f32,
     (ins, outs): (usize, usize),
@@ -126,7 +98,7 @@ pub(super) unsafe fn add_product<V: Vector, const LEFT: usize>(
         let tall = outs == 16 && row + ROWS < ins;
         let mut column = 0;
         while column < outs {
-            let left = (left.wrapping_add(row * LEFT), left_step);
+            let left = (left.wrapping_add(row), left_step);
             let right = (right.wrapping_add(column), outs);
             let sums = (products.wrapping_add(row * outs + column), outs);
             let vectors = (outs - column) / 16;
@@ -134,10 +106,10 @@ pub(super) unsafe fn add_product<V: Vector, const LEFT: usize>(
             column += 16
                 * unsafe {
                     match vectors {
-                        1 if tall => V::multiply::<16, 1, LEFT, true>(left, right, depth, sums),
-                        1 => V::multiply::<ROWS, 1, LEFT, true>(left, right, depth, sums),
-                        3 => V::multiply::<ROWS, 3, LEFT, true>(left, right, depth, sums),
-                        _ => V::multiply::<ROWS, 2, LEFT, true>(left, right, depth, sums),
+                        1 if tall => V::multiply::<16, 1, 1, true>(left, right, depth, sums),
+                        1 => V::multiply::<ROWS, 1, 1, true>(left, right, depth, sums),
+                        3 => V::multiply::<ROWS, 3, 1, true>(left, right, depth, sums),
+                        _ => V::multiply::<ROWS, 2, 1, true>(left, right, depth, sums),
                     }
                     // As many as were multiplied: five are two and three.
                     if matches!(vectors, 1 | 3) { vectors } else { 2 }

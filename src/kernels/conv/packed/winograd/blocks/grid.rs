@@ -1,22 +1,28 @@
 //! The tiles of images, and the pixels that they read and write.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 
+use super::sizes::Sizes;
 use crate::kernels::conv::geometry::Geometry;
 use crate::kernels::conv::packed::weights::Order;
 use crate::kernels::conv::shape::Shape;
-use crate::kernels::cpu::parallel;
 
-/// Images cut into tiles. At stride 1, one has four by four pixels of what is written. At stride 2, it has two by two output
-/// pixels in the forward pass and in wgrad; in dgrad, two by two pixels of the input in each of the four phases.
+/// Images cut into tiles. At stride 1, one has two by two or four by four pixels of what is written. At stride 2, it has two by
+/// two output pixels in the forward pass and in wgrad; in dgrad, two by two pixels of the input in each of the four phases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grid {
     batch: usize,
     /// Tiles of an image.
     rows: usize,
     columns: usize,
-    /// Tiles of a block, at most.
+    /// Tiles of a block: at most, and about as many as are enough.
     most: usize,
+    enough: usize,
+    /// Rows of a product.
+    product: usize,
 }
 
 /// Tiles that are convolved together: of whole lines, or some of one line. Lines are counted through all images.
@@ -46,17 +52,18 @@ pub(super) struct Side {
 pub(super) struct Sides(pub(super) Side, pub(super) Side);
 
 impl Grid {
-    /// In blocks of at most `most` tiles.
-    pub(super) fn new(shape: &Shape, order: Order, most: usize) -> Self {
-        let Sides(down, across) = Sides::written(shape, order);
+    /// In blocks of these sizes.
+    pub(super) fn new(shape: &Shape, order: Order, sizes: &Sizes) -> Self {
+        let Sides(down, across) = Sides::written(shape, order, sizes.made);
         let (rows, columns) = (down.size.div_ceil(down.step), across.size.div_ceil(across.step));
-        Self { batch: shape.batch, rows, columns, most }
+        let Sizes { tiles: most, enough, .. } = *sizes;
+        Self { batch: shape.batch, rows, columns, most, enough, product: 8 }
     }
 
-    /// The same in blocks so small that there is one for each thread.
-    pub(super) fn for_threads(self) -> Self {
-        let fair = self.tiles().div_ceil(parallel::threads()).next_multiple_of(8);
-        Self { most: fair.min(self.most), ..self }
+    /// The same for products of so many rows, in blocks so small that there is one for each thread.
+    pub(super) fn for_threads(self, threads: usize, product: usize) -> Self {
+        let fair = self.tiles().div_ceil(threads).next_multiple_of(8);
+        Self { most: fair.min(self.most), product, ..self }
     }
 
     pub(super) fn batch(&self) -> usize {
@@ -69,7 +76,18 @@ impl Grid {
 
     /// Lines of a block, and tiles of a line in it.
     fn cut(&self) -> (usize, usize) {
-        ((self.most / self.columns).max(1), self.columns.min(self.most))
+        if self.columns >= self.most {
+            return (1, self.most);
+        }
+        // Of the numbers of lines from about enough tiles to the most, the smallest that leaves the smallest share of the
+        // products' rows empty.
+        let enough = self.enough.min(self.most);
+        let lines = (enough / self.columns).max(1)..=self.most / self.columns;
+        let empty = |lines: &usize| {
+            let tiles = lines * self.columns;
+            1000 * (tiles.next_multiple_of(self.product) - tiles) / tiles
+        };
+        (lines.min_by_key(empty).unwrap_or(1), self.columns)
     }
 
     pub(super) fn blocks(&self) -> usize {
@@ -144,8 +162,16 @@ impl Block {
 
 impl Side {
     /// The pixels that a pass reads: those of the input forward, those of the output in dgrad.
-    fn read(padding: usize, size: usize, out_size: usize, stride: usize, order: Order) -> Self {
-        let by_one = Self { step: 4, extent: 6, before: 0, size, first: [0; 2], apart: 1 };
+    fn read(
+        made: usize,
+        padding: usize,
+        size: usize,
+        out_size: usize,
+        stride: usize,
+        order: Order,
+    ) -> Self {
+        let by_one =
+            Self { step: made, extent: made + 2, before: 0, size, first: [0; 2], apart: 1 };
         match (stride, order) {
             (1, Order::Forward) => Self { before: padding as isize, ..by_one },
             // Input pixel `i` and tap `2 - n` meet at output pixel `i + n - (2 - padding)`.
@@ -163,15 +189,22 @@ impl Side {
     }
 
     /// The pixels that a pass writes; forward, those of all phases together.
-    fn written(padding: usize, size: usize, out_size: usize, stride: usize, order: Order) -> Self {
-        let together = Self { step: 4, extent: 4, before: 0, size, first: [0; 2], apart: 1 };
+    fn written(
+        made: usize,
+        padding: usize,
+        size: usize,
+        out_size: usize,
+        stride: usize,
+        order: Order,
+    ) -> Self {
+        let together = Self { step: made, extent: made, before: 0, size, first: [0; 2], apart: 1 };
         match (stride, order) {
             (1, Order::Forward) => Self { size: out_size, ..together },
             (1, Order::Backward) => together,
-            (_, Order::Forward) => Self { step: 2, extent: 2, size: out_size, ..together },
+            (_, Order::Forward) => Self { size: out_size, ..together },
             (_, Order::Backward) => {
                 let first = [0, 1].map(|phase| 2 * output(phase, padding) + phase - padding);
-                Self { first, apart: 2, ..together }
+                Self { step: 2 * made, extent: 2 * made, first, apart: 2, ..together }
             }
         }
     }
@@ -200,23 +233,24 @@ impl Side {
 }
 
 impl Sides {
-    pub(super) fn read(shape: &Shape, order: Order) -> Self {
-        Self::both(shape, order, Side::read)
+    pub(super) fn read(shape: &Shape, order: Order, made: usize) -> Self {
+        Self::both(shape, order, made, Side::read)
     }
 
-    pub(super) fn written(shape: &Shape, order: Order) -> Self {
-        Self::both(shape, order, Side::written)
+    pub(super) fn written(shape: &Shape, order: Order, made: usize) -> Self {
+        Self::both(shape, order, made, Side::written)
     }
 
     fn both(
         shape: &Shape,
         order: Order,
-        side: impl Fn(usize, usize, usize, usize, Order) -> Side,
+        made: usize,
+        side: impl Fn(usize, usize, usize, usize, usize, Order) -> Side,
     ) -> Self {
         let Geometry { padding: (above, left), stride, .. } = shape.geometry;
         Self(
-            side(above, shape.height, shape.out_height, stride, order),
-            side(left, shape.width, shape.out_width, stride, order),
+            side(made, above, shape.height, shape.out_height, stride, order),
+            side(made, left, shape.width, shape.out_width, stride, order),
         )
     }
 

@@ -46,7 +46,7 @@ struct Pixels {
 /// Of all methods: the features of `V`; all images of the grid, and room for the block's pixels.
 impl Images {
     /// Lays out channels of a block's pixels, in whole vectors: zeros for those beyond the last, and where there is no image.
-    /// Of planes, asks for the pixels of the `next` block.
+    /// Asks for pixels that follow: with channels first those of the `next` block, with channels last the row below.
     #[inline(always)]
     pub(super) unsafe fn gather<V: Vector, S: Stored>(
         &self,
@@ -98,7 +98,7 @@ impl Images {
                         // SAFETY: the features.
                         let mut planes = unsafe { [V::zero(); 16] };
                         for (channel, pixels) in planes.iter_mut().enumerate() {
-                            // Not a loop of so many: it would go through memory.
+                            // Of a loop of `count`, the array would lie in memory instead of registers.
                             if channel < count {
                                 let at = from_first.wrapping_add(channel * height * width);
                                 prefetch_at(at.wrapping_add(further), 1);
@@ -262,7 +262,7 @@ fn runs(
 /// Where the pixels of some rows lie in a block, one after the other.
 struct Places {
     at: usize,
-    /// Of the row, from this one on.
+    /// Pixels of the row, from this one on.
     left: usize,
     columns: usize,
     /// From a pixel to the next, and from the last of a row to the first of the next.

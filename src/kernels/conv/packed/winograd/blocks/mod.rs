@@ -6,14 +6,15 @@
 //! output pixels takes nine products instead of sixteen. Kernels of three by three have one odd tap a side, and take 25 in
 //! all instead of 36. In dgrad each phase of the image has its own results, from the same pixels.
 //!
-//! Convolutions at stride 1 by kernels of three by three, of 16-bit operands: F(4×4, 3×3). A tile of four by four output pixels
-//! takes 36 products instead of 144. There is one phase. Elements of its transforms are further apart, so that rounding errors
-//! are some ten times those of F(2×2, 3×3): too large in F32, and small beside the rounding of operands of 16 bits.
+//! Convolutions at stride 1 by kernels of three by three have one phase. *Small* tiles, F(2×2, 3×3), have two by two output
+//! pixels, and sixteen products instead of 36. *Large* ones, F(4×4, 3×3), have four by four, and 36 products instead of 144.
+//! Elements of their transforms are further apart, so that rounding errors are some ten times those of small tiles: too large in
+//! F32, and small beside the rounding of operands of 16 bits.
 //!
 //! A thread lays out the pixels of a block of tiles with their padding, `(row, column, channel)`, for a chunk of the channels
 //! at a time. It transforms them, and adds their products, of all phases at a time, to sums. Of up to some 380 output channels
-//! at stride 2, and 220 at stride 1, these stay in a second-level cache of 1 MiB. Results are laid out likewise before they are
-//! written to images.
+//! at stride 2, 220 with large tiles, and 250 to 500 with small ones, these stay in a second-level cache of 1 MiB. Results are
+//! laid out likewise before they are written to images.
 //!
 //! What is infinite or NaN is dealt with as [`super`] says.
 #![allow(unsafe_code)]
@@ -23,7 +24,6 @@ mod images;
 mod phases;
 mod sizes;
 mod suits;
-mod transform;
 mod weights;
 mod wgrad;
 
@@ -33,22 +33,24 @@ use candle_core::{Result, Tensor};
 
 use super::columns::Columns;
 use super::products::for_each_block;
+use super::transform::{Pixels, Sums, scale, square};
 use crate::kernels::conv::packed::rows::{Stored, with_stored};
 use crate::kernels::conv::packed::store::OutputImages;
 use crate::kernels::conv::packed::weights::{InF32, Order, widened};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded};
 use grid::{Block, Grid, Sides};
 use images::Images;
 use phases::Group;
-use sizes::{LARGE, STRIDED};
-pub(in crate::kernels::conv) use suits::{suits_large, suits_strided};
-use transform::{Pixels, Sums, scale, square};
+use sizes::{LARGE, SMALL, STRIDED, Sizes};
+pub(super) use suits::suits_small;
+pub(in crate::kernels::conv) use suits::{suits_large, suits_strided, suits_wgrad};
 use weights::BlockWeights;
-pub(super) use wgrad::{run_images, wgrad};
+pub(in super::super) use wgrad::Wgrad;
 
 /// See [`super::convolve`]; `shape` is that of the convolution in either order.
 pub(super) fn convolve<O: Rounded>(
@@ -57,15 +59,16 @@ pub(super) fn convolve<O: Rounded>(
     bias: Option<&Tensor>,
     shape: &Shape,
     order: Order,
-    isa: InstructionSet,
+    (isa, large): (InstructionSet, bool),
 ) -> Result<Option<Tensor>> {
     let (weight, bias) = (InF32::of(weight)?, bias.map(widened).transpose()?);
     let vectors = isa.vectors();
     let pass = Pass { weight: &weight, bias: bias.as_deref(), shape, order, vectors };
     let dims = if order == Order::Forward { shape.out_dims() } else { shape.input_dims() };
-    let data = with_stored!(x, O, x => match shape.geometry.stride {
-        1 => pass.large::<_, O>(&x),
-        _ => pass.run::<_, O, 3, 2, 2, { STRIDED.tiles }, { STRIDED.row }>(&x),
+    let data = with_stored!(x, O, x => match (shape.geometry.stride, large) {
+        (1, true) => pass.large::<_, O>(&x),
+        (1, false) => pass.run::<_, O, 4, 2, 3, { SMALL.tiles }, { SMALL.row }>(&x, &SMALL),
+        _ => pass.run::<_, O, 3, 2, 2, { STRIDED.tiles }, { STRIDED.row }>(&x, &STRIDED),
     });
     Ok(data.map(|data| tensor(data, &dims)))
 }
@@ -86,7 +89,7 @@ impl Pass<'_> {
         if const { size_of::<S>() > 2 } {
             return None;
         }
-        self.run::<S, O, 6, 4, 3, { LARGE.tiles }, { LARGE.row }>(x)
+        self.run::<S, O, 6, 4, 3, { LARGE.tiles }, { LARGE.row }>(x, &LARGE)
     }
 
     /// By blocks of at most `TILES` tiles, with `ROW` elements of a transformed tile together.
@@ -101,6 +104,7 @@ impl Pass<'_> {
     >(
         &self,
         x: &[S],
+        sizes: &Sizes,
     ) -> Option<Vec<O>> {
         let &Self { weight, bias, shape, order, vectors } = self;
         let (ins, outs) = match order {
@@ -111,12 +115,21 @@ impl Pass<'_> {
         let chunk = ROW / groups[0].phases.len();
         let weights = BlockWeights { shape, sides: (ins, outs), groups: &groups, order, chunk };
         let weight = weights.pack::<TAPS, READ, ROW>(weight, vectors);
-        let (format, grid) = (shape.geometry.format, Grid::new(shape, order, TILES).for_threads());
+        assert_eq!((sizes.made, sizes.tiles, sizes.row), (MADE, TILES, ROW));
+        let columns = Columns::new(outs);
+        let product = Columns::rows(columns.vectors_of(0, outs));
+        let grid = Grid::new(shape, order, sizes).for_threads(parallel::threads(), product);
+        let format = shape.geometry.format;
         let pass = BlockConv::<READ, MADE, TILES, ROW> {
-            read: Images { format, channels: ins, grid, sides: Sides::read(shape, order) },
-            written: Images { format, channels: outs, grid, sides: Sides::written(shape, order) },
+            read: Images { format, channels: ins, grid, sides: Sides::read(shape, order, MADE) },
+            written: Images {
+                format,
+                channels: outs,
+                grid,
+                sides: Sides::written(shape, order, MADE),
+            },
             chunk,
-            columns: Columns::new(outs),
+            columns,
             groups: &groups,
             weight: weight.as_slice(),
             bias,
@@ -227,7 +240,14 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
                         );
                     }
                     self.transform::<V>(block, group, depth, scratch);
-                    self.multiply::<V>(block.tiles(), group, weights, depth, chunk > 0, scratch);
+                    self.multiply::<V>(
+                        block.tiles(),
+                        group,
+                        weights,
+                        channels.len(),
+                        chunk > 0,
+                        scratch,
+                    );
                 }
             }
             // SAFETY: as above.
@@ -286,7 +306,7 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
         rows: usize,
         group: &Group,
         first: usize,
-        depth: usize,
+        channels: usize,
         add: bool,
         scratch: Scratch,
     ) {
@@ -306,7 +326,9 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
                     let sums =
                         (product * Self::PLACES + place) * self.place_of_sums() + row * width;
                     let sums = scratch.sums.wrapping_add(sums);
-                    let (left, right, depth) = ((left, 1), (weight, width), phases * depth);
+                    let (left, right) = ((left, 1), (weight, width));
+                    // But for the last phase's padding, which is zero.
+                    let depth = (phases - 1) * channels.next_multiple_of(16) + channels;
                     // SAFETY: there are `TILES` tiles and sums, whole steps, and weights of all channels.
                     unsafe {
                         Columns::multiply::<V, ROW>(

@@ -52,20 +52,20 @@ impl Group {
     /// How many phases before this one have products at a place; `None` where it has none itself.
     #[inline(always)]
     pub(super) fn before<const SIDE: usize>(&self, place: usize, phase: usize) -> Option<usize> {
-        if const { is_whole(SIDE) } { Some(0) } else { self.before[place][phase] }
+        if const { has_one_phase(SIDE) } { Some(0) } else { self.before[place][phase] }
     }
 
     /// How many phases have products at a place.
     #[inline(always)]
     pub(super) fn count<const SIDE: usize>(&self, place: usize) -> usize {
-        if const { is_whole(SIDE) } { 1 } else { self.count[place] }
+        if const { has_one_phase(SIDE) } { 1 } else { self.count[place] }
     }
 }
 
 /// Whether tiles of so many pixels a side have one phase, with products at all places. A constant, it spares loops over places
-/// a look and a branch at each.
-const fn is_whole(side: usize) -> bool {
-    side == 6
+/// a lookup and a branch at each.
+const fn has_one_phase(side: usize) -> bool {
+    side > 3
 }
 
 /// Whether a phase has products at a place. At stride 2, one of three taps is odd: there the other one of a phase's two is

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::super::columns::Columns;
 use super::super::products::taps;
+use super::super::transform::{Weights, square};
 use super::phases::{Group, Phase};
-use super::transform::{Weights, square};
 use crate::kernels::conv::packed::weights::Order;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::parallel;

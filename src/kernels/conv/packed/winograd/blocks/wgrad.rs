@@ -1,15 +1,18 @@
-//! wgrad, as [`super::super::wgrad`] has it of NHWC images: each place of each phase gives one product,
-//! `channels × tiles` by `tiles × output channels`.
+//! wgrad, the gradient with respect to the weight.
+//!
+//! Images and gradients are transformed tile by tile. Each place of each phase gives one product, `channels × tiles` by
+//! `tiles × output channels`, summed over all tiles of a run of images. Only these sums are transformed back, once per run, so
+//! that the inverse transform costs little.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use super::super::products::add_product;
+use super::super::transform::{Pixels, SumsGradient, WeightsGradient, scale, square};
 use super::grid::{Block, Grid, Sides};
 use super::images::Images;
 use super::phases::{Phase, has_products, phases};
-use super::sizes::{LARGE, STRIDED};
-use super::transform::{Pixels, SumsGradient, WeightsGradient, scale, square};
+use super::sizes::{LARGE, SMALL, STRIDED, Sizes};
 use crate::kernels::conv::packed::kernels;
 use crate::kernels::conv::packed::rows::Stored;
 use crate::kernels::conv::packed::weights::Order;
@@ -17,38 +20,57 @@ use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::with_words;
 
-/// Tiles of a block, and channels whose products are summed at a time: those for 64 output channels are a third of a
-/// second-level cache of 1 MiB at stride 2, and at most nine sixteenths at stride 1.
-fn sizes(shape: &Shape) -> (usize, usize) {
-    if shape.geometry.stride == 1 { (LARGE.tiles, 64) } else { (STRIDED.tiles, 32) }
+/// The sums for some output channels.
+pub(in super::super::super) struct Wgrad<'a> {
+    pub(in super::super::super) shape: &'a Shape,
+    pub(in super::super::super) channels: Range<usize>,
+    pub(in super::super::super) vectors: Vectors,
+    /// Whether tiles have four by four pixels of the gradient at stride 1.
+    pub(in super::super::super) large: bool,
 }
 
-/// Images of a run, whose sums are kept apart: enough tiles that transforming the sums is little beside.
-pub(in super::super) fn run_images(shape: &Shape) -> usize {
-    let tiles = Grid::new(shape, Order::Forward, sizes(shape).0).tiles();
-    let runs = (tiles / 256).clamp(2, kernels::runs(shape.c_out * shape.taps()));
-    shape.batch.div_ceil(runs)
-}
-
-/// The sum over some images for some output channels, `(kernel row, kernel column, channel, output channel)`, written.
-pub(in super::super) fn wgrad<S: Stored, G: Stored>(
-    shape: &Shape,
-    channels: &Range<usize>,
-    vectors: Vectors,
-    operands: (&[S], &[G]),
-    images: &Range<usize>,
-    sums: &mut [f32],
-) {
-    if shape.geometry.stride == 1 {
-        // Without a constant, the compiler would make a kernel for F32.
-        assert!(const { size_of::<S>() == 2 }, "large tiles of F32");
-        run::<S, G, 6, 4, 3>(shape, channels, vectors, operands, images, sums);
-    } else {
-        run::<S, G, 3, 2, 2>(shape, channels, vectors, operands, images, sums);
+/// The sizes of blocks, and channels whose products are summed at a time: those for 64 output channels are half of a
+/// second-level cache of 1 MiB at stride 1, of large tiles at most nine sixteenths, and a third at stride 2.
+fn sizes(shape: &Shape, large: bool) -> (Sizes, usize) {
+    match (shape.geometry.stride, large) {
+        (1, true) => (LARGE, 64),
+        // With more tiles, channels and products would fill that cache.
+        (1, false) => (Sizes { tiles: 32, ..SMALL }, 128),
+        _ => (STRIDED, 32),
     }
 }
 
-/// [`wgrad`] by tiles of `READ` by `READ` pixels, and `MADE` by `MADE` of the gradient.
+impl Wgrad<'_> {
+    /// Images of a run, whose sums are kept apart: enough tiles that transforming the sums is little beside.
+    pub(in super::super::super) fn run_images(shape: &Shape, large: bool) -> usize {
+        let tiles = Grid::new(shape, Order::Forward, &sizes(shape, large).0).tiles();
+        let runs = (tiles / 256).clamp(2, kernels::runs(shape.c_out * shape.taps()));
+        shape.batch.div_ceil(runs).max(1)
+    }
+
+    /// The sum over some images, `(kernel row, kernel column, channel, output channel)`, written.
+    pub(in super::super::super) fn run<S: Stored, G: Stored>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        images: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        let Self { shape, channels, vectors, large } = self;
+        let (vectors, operands) = (*vectors, (x, grad));
+        match (shape.geometry.stride, large) {
+            (1, true) => {
+                // Without a constant, the compiler would make a kernel for F32.
+                assert!(const { size_of::<S>() == 2 }, "large tiles of F32");
+                run::<S, G, 6, 4, 3>(shape, channels, vectors, operands, &images, sums);
+            }
+            (1, false) => run::<S, G, 4, 2, 3>(shape, channels, vectors, operands, &images, sums),
+            _ => run::<S, G, 3, 2, 2>(shape, channels, vectors, operands, &images, sums),
+        }
+    }
+}
+
+/// [`Wgrad::run`] by tiles of `READ` by `READ` pixels, and `MADE` by `MADE` of the gradient.
 fn run<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: usize>(
     shape: &Shape,
     channels: &Range<usize>,
@@ -59,17 +81,23 @@ fn run<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: u
 ) {
     let shape = &Shape { batch: images.len(), ..*shape };
     assert!(channels.end <= shape.c_out);
-    let (most, at_a_time) = sizes(shape);
+    let (sizes, at_a_time) = sizes(shape, MADE == 4);
+    assert_eq!(sizes.made, MADE);
+    let most = sizes.tiles;
     let ins = shape.c_in.min(at_a_time).next_multiple_of(16);
     let outs = channels.len().next_multiple_of(16);
     // Were places a multiple of a page, those of a tile would share few lines of the nearest cache.
     let (left_place, right_place) = (ins * most + 16, outs * most + 16);
     let phases = phases(shape.geometry.stride);
     let places = phases.len() * READ * READ;
-    let (format, grid) = (shape.geometry.format, Grid::new(shape, Order::Forward, most));
-    let of_x =
-        Images { format, channels: shape.c_in, grid, sides: Sides::read(shape, Order::Forward) };
-    let sides = Sides::written(shape, Order::Forward);
+    let (format, grid) = (shape.geometry.format, Grid::new(shape, Order::Forward, &sizes));
+    let of_x = Images {
+        format,
+        channels: shape.c_in,
+        grid,
+        sides: Sides::read(shape, Order::Forward, MADE),
+    };
+    let sides = Sides::written(shape, Order::Forward, MADE);
     let of_grad = Images { format, channels: shape.c_out, grid, sides };
     let sizes = [
         of_x.room(ins).max(of_grad.room(outs)),
@@ -133,7 +161,7 @@ struct Work<'a, S, G, const READ: usize, const MADE: usize, const TAPS: usize> {
 }
 
 /// # Safety
-/// Of all methods: the features of `V`; images and scratch as [`wgrad`] has them.
+/// Of all methods: the features of `V`; images and scratch as [`run`] makes it.
 impl<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: usize>
     Work<'_, S, G, READ, MADE, TAPS>
 {
@@ -241,7 +269,7 @@ impl<S: Stored, G: Stored, const READ: usize, const MADE: usize, const TAPS: usi
             let products = self.products.wrapping_add(number * self.ins * self.outs);
             let sizes = (self.inputs.len(), self.outs);
             // SAFETY: these are the place's, of so many channels and output channels.
-            unsafe { add_product::<V, 1>((left, self.ins), right, sizes, depth, products) };
+            unsafe { add_product::<V>((left, self.ins), right, sizes, depth, products) };
         }
     }
 

@@ -32,26 +32,22 @@ pub(super) struct VectorTiles {
 impl TileGrid {
     /// That of a convolution.
     pub(super) fn of(shape: &Shape) -> Self {
-        let out_size = (shape.out_height, shape.out_width);
-        Self::new(shape.batch, (shape.height, shape.width), out_size, shape.geometry.padding)
-    }
-
-    fn new(
-        batch: usize,
-        size: (usize, usize),
-        out_size: (usize, usize),
-        padding: (usize, usize),
-    ) -> Self {
-        let together = match size.1.max(out_size.1) {
+        let together = match shape.width.max(shape.out_width) {
             0..=8 => 4,
             9..=16 => 2,
             _ => 1,
         };
-        Self { batch, size, out_size, padding, together }
+        Self {
+            batch: shape.batch,
+            size: (shape.height, shape.width),
+            out_size: (shape.out_height, shape.out_width),
+            padding: shape.geometry.padding,
+            together,
+        }
     }
 
     /// Tiles of a row of one image.
-    pub(super) fn columns(&self) -> usize {
+    fn columns(&self) -> usize {
         self.out_size.1.div_ceil(2)
     }
 
@@ -62,6 +58,11 @@ impl TileGrid {
     /// Vectors of a row of tiles.
     fn across(&self) -> usize {
         if self.together > 1 { 1 } else { self.columns().div_ceil(16) }
+    }
+
+    /// Whether rows of one image fill vectors, but for an eighth of their lanes.
+    pub(super) fn is_filled(&self) -> bool {
+        8 * self.columns() >= 7 * 16 * self.across()
     }
 
     pub(super) fn vectors(&self) -> usize {

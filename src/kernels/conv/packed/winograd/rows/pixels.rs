@@ -1,14 +1,14 @@
 //! Vectors of tiles, read from images and written to them.
 #![allow(unsafe_code)]
 
-use super::super::rows::{Stored, bits};
 use super::grid::{TileGrid, VectorTiles};
+use crate::kernels::conv::packed::rows::{Stored, bits};
 use crate::kernels::cpu::prefetch::{is_far, prefetch_at};
 use crate::kernels::cpu::vector::Vector;
 use crate::kernels::gemm::micro::Rounded;
 
 impl TileGrid {
-    /// Tiles of a channel, `N` rows of `N` pixels each: four, or the two that are not halo.
+    /// Tiles of a channel, four rows of four pixels each.
     ///
     /// Pixels of the padding are zero. So are those of lanes without a tile, or they are others of
     /// the same rows.
@@ -17,16 +17,16 @@ impl TileGrid {
     /// The features of `V`; `x` is the channel in the first image of `place`, and those in the others follow `image`
     /// elements apart.
     #[inline(always)]
-    pub(super) unsafe fn read<V: Vector, S: Stored, const N: usize>(
+    pub(super) unsafe fn read<V: Vector, S: Stored>(
         &self,
         place: VectorTiles,
         x: *const S,
         image: usize,
-    ) -> [[V; N]; N] {
+    ) -> [[V; 4]; 4] {
         let TileGrid { size: (height, width), padding, together, .. } = *self;
         // SAFETY: the features.
         let zero = unsafe { V::zero() };
-        let mut tile = [[zero; N]; N];
+        let mut tile = [[zero; 4]; 4];
         let first = 2 * place.column as isize - padding.1 as isize;
         let inside = bits(-first, width as isize - first);
         for (i, tile) in tile.iter_mut().enumerate() {
@@ -46,7 +46,7 @@ impl TileGrid {
             }
             // Pixels of even columns are the left ones of the tiles' pairs, those of odd columns the right ones. The
             // halo's are two columns further on.
-            for half in 0..N / 2 {
+            for half in 0..2 {
                 let at = 2 * half;
                 let (low, high) = match together {
                     1 => (load!(0, at, 0, 16), load!(0, at + 16, 0, 16)),
