@@ -31,47 +31,70 @@ fn run_folder(dir: &Path) -> Result<PathBuf> {
     entries.into_iter().find(|path| path.join("checkpoints").is_dir()).context("a run")
 }
 
+/// The largest distance of a step's loss and of a test's from those of `alone`, of their size.
+fn distances(two: &[Row], alone: &[Row]) -> (f64, f64) {
+    let (mut step, mut test) = (0., 0.);
+    assert_eq!((alone.len(), two.len()), (8, 8));
+    for (own, expected) in two.iter().zip(alone) {
+        let (worst, [own, expected]) = match (own, expected) {
+            (Row::Step(own), Row::Step(expected)) => {
+                assert_eq!((own.step, own.lr), (expected.step, expected.lr));
+                (&mut step, [own.loss, expected.loss].map(|loss| loss.map(f64::from)))
+            }
+            (Row::Epoch(own), Row::Epoch(expected)) => {
+                (&mut test, [own.test_loss, expected.test_loss])
+            }
+            _ => panic!("{own:?} for {expected:?}"),
+        };
+        let (own, expected) = (own.expect("a loss"), expected.expect("a loss"));
+        let distance = (own - expected).abs() / expected;
+        assert!(distance <= 0.02, "{own}, expected {expected}");
+        *worst = distance.max(*worst);
+    }
+    (step, test)
+}
+
+/// Sums in another order move an activation across ReLU's edge in a third of all seeds, which moves
+/// later losses by up to 2e-3, tests by up to 1e-2. In the others losses agree to 1e-6. A gradient
+/// that is not the mean of both ranks' shows in every seed.
 #[test]
 fn two_ranks_train_as_one() -> Result<()> {
     let folder = Folder::new()?;
-    let train = |ranks: usize, more: &str| {
-        let dir = folder.path(&format!("{ranks}{more}"));
-        let line =
-            format!("--smoke --model resnet8 --precision f32 {more} --out {}", dir.display());
+    let train = |ranks: usize, seed: usize, more: &str| {
+        let dir = folder.path(&format!("{ranks}{seed}{more}"));
+        let line = format!(
+            "--smoke --model resnet8 --precision f32 --seed {seed} {more} --out {}",
+            dir.display()
+        );
         let text = run(PROGRAM, &line, ranks)?;
         anyhow::Ok((text, rows(&dir)?))
     };
-    let (_, alone) = train(1, "")?;
-    let (text, two) = train(2, "")?;
-    assert!(text.contains("2 ranks, each cpu, 1 thread\n"), "{text}");
-    assert_eq!(text.matches("test accuracy").count(), 1, "printed once: {text}");
-    assert_eq!((alone.len(), two.len()), (8, 8));
-    for (own, expected) in two.iter().zip(&alone) {
-        match (own, expected) {
-            (Row::Step(own), Row::Step(expected)) => {
-                assert_eq!((own.step, own.lr), (expected.step, expected.lr));
-                let losses = [own.loss, expected.loss].map(|loss| f64::from(loss.expect("one")));
-                assert_near("the loss of a step", losses[0], losses[1], 1e-4);
-            }
-            (Row::Epoch(own), Row::Epoch(expected)) => {
-                let losses = [own.test_loss, expected.test_loss].map(|loss| loss.expect("one"));
-                assert_near("the test", losses[0], losses[1], 1e-3);
-            }
-            _ => panic!("{own:?} for {expected:?}"),
+    let mut all = Vec::new();
+    for seed in 0..5 {
+        let (_, alone) = train(1, seed, "")?;
+        let (text, two) = train(2, seed, "")?;
+        assert!(text.contains("2 ranks, each cpu, 1 thread\n"), "{text}");
+        assert_eq!(text.matches("test accuracy").count(), 1, "printed once: {text}");
+        all.push(distances(&two, &alone));
+        if seed == 0 {
+            let (_, sharded) = train(2, seed, "--sharded")?;
+            let same = without_gradients(sharded).eq(without_gradients(two));
+            assert!(same, "parts train as the whole does");
         }
     }
-    let without_gradients = |rows: Vec<Row>| {
-        rows.into_iter().map(|row| match row {
-            Row::Epoch(mut epoch) => {
-                epoch.gradients = None; // of which no rank has all
-                Row::Epoch(epoch)
-            }
-            step => step,
-        })
-    };
-    let (_, sharded) = train(2, "--sharded")?;
-    assert!(without_gradients(sharded).eq(without_gradients(two)), "parts train as the whole does");
+    assert!(all.iter().any(|&(step, test)| step <= 1e-4 && test <= 1e-3), "{all:?}");
     Ok(())
+}
+
+/// Of gradients' exponents, no rank of a sharded run has all.
+fn without_gradients(rows: Vec<Row>) -> impl Iterator<Item = Row> {
+    rows.into_iter().map(|row| match row {
+        Row::Epoch(mut epoch) => {
+            epoch.gradients = None;
+            Row::Epoch(epoch)
+        }
+        step => step,
+    })
 }
 
 /// One of two ranks is asked to end. Both save, and two or one go on.
