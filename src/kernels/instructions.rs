@@ -12,7 +12,8 @@ use super::gemm::micro::InstructionSet;
 /// `baseline` and `neon`. The baseline is what every processor of the target has; there, and where it says `gemm crate`, that
 /// crate computes products with the instructions that it finds itself. Products that are too small or too thin for the
 /// set that is named are the `gemm` crate's as well: with `avx2` those of fewer than 8 rows, 128 columns or 2¹⁹ terms in
-/// all. What is displayed says why each was chosen.
+/// all. With `avx512` so are those that it reads as they lie, of neither a transposed left side nor, with 256 terms in a sum or
+/// more, a transposed right side. What is displayed says why each was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InstructionSets {

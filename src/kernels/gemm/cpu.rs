@@ -96,21 +96,32 @@ impl Operand {
     /// Copies only what no strides over contiguous elements describe, such as a narrowed view.
     pub(super) fn of(tensor: &Tensor) -> Result<Self> {
         let dims = tensor.dims().to_vec();
-        let strides = tensor.stride().to_vec();
-        let mut dense = tensor.detach();
-        for (dim, &stride) in strides.iter().enumerate() {
-            if stride == 0 && dims[dim] > 1 {
-                dense = dense.narrow(dim, 0, 1)?;
-            }
-        }
-        let mut order: Vec<usize> = (0..dims.len()).collect();
-        order.sort_by_key(|&dim| (std::cmp::Reverse(strides[dim]), dim));
-        let dense = dense.permute(order)?;
+        let dense = Self::dense(tensor)?;
         if dense.is_contiguous() {
-            return Ok(Self { dims, strides, tensor: dense });
+            return Ok(Self { dims, strides: tensor.stride().to_vec(), tensor: dense });
         }
         let tensor = contiguous(tensor)?;
         Ok(Self { dims, strides: tensor.stride().to_vec(), tensor })
+    }
+
+    /// The elements from a column to the next, as [`Self::of`] has them.
+    pub(super) fn column_stride(tensor: &Tensor) -> Result<usize> {
+        let stride = tensor.stride().last().copied().unwrap_or(1);
+        Ok(if Self::dense(tensor)?.is_contiguous() { stride } else { 1 })
+    }
+
+    /// The elements once each, in the order of their strides.
+    fn dense(tensor: &Tensor) -> Result<Tensor> {
+        let strides = tensor.stride();
+        let mut dense = tensor.detach();
+        for (dim, (&stride, &size)) in strides.iter().zip(tensor.dims()).enumerate() {
+            if stride == 0 && size > 1 {
+                dense = dense.narrow(dim, 0, 1)?;
+            }
+        }
+        let mut order: Vec<usize> = (0..strides.len()).collect();
+        order.sort_by_key(|&dim| (std::cmp::Reverse(strides[dim]), dim));
+        dense.permute(order)
     }
 
     /// As [`Self::of`], and copied where neither the elements of a row nor those of a column follow

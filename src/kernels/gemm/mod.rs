@@ -103,7 +103,10 @@ impl<'a> Algorithm<'a> {
         }
         let [rows, depth] = lhs.dims()[lhs.rank() - 2..] else { return Self::GemmCrate };
         let columns = rhs.dims()[rhs.rank() - 1];
-        blocked::vectors(rows, depth, columns).map_or(Self::GemmCrate, Self::Blocked)
+        let turned = || {
+            [lhs, rhs].map(|side| cpu::Operand::column_stride(side).is_ok_and(|stride| stride != 1))
+        };
+        blocked::vectors([rows, depth, columns], turned).map_or(Self::GemmCrate, Self::Blocked)
     }
 
     /// What a trace shows.

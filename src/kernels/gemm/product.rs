@@ -33,8 +33,8 @@ pub(in crate::kernels) enum Threads {
 /// `dst = lhs × rhs`, or `dst += lhs × rhs` when `accumulate`, in `A`.
 ///
 /// `dst` is `lhs.rows` rows of `rhs.cols` elements, each `row_stride` after the one before; unless
-/// `accumulate`, its old elements are not read. The order of every sum depends on the shapes and the instruction
-/// set alone.
+/// `accumulate`, its old elements are not read. The order of every sum depends on the shapes, on which side is
+/// transposed, and on the instruction set.
 ///
 /// # Panics
 /// When a view reaches beyond its slice, or the shapes do not match.
@@ -184,7 +184,8 @@ fn in_blocks<'a, A: Arithmetic>(
     rhs: Matrix<'a, A>,
     to: Destination<A>,
 ) -> Option<(Vectors, blocked::Product<'a>)> {
-    let vectors = blocked::vectors(lhs.rows, lhs.cols, rhs.cols)?;
+    let turned = || [lhs.col_stride != 1, rhs.col_stride != 1];
+    let vectors = blocked::vectors([lhs.rows, lhs.cols, rhs.cols], turned)?;
     let singles = |Matrix { data, rows, cols, row_stride, col_stride }: Matrix<'a, A>| {
         A::singles(data).map(|data| Matrix { data, rows, cols, row_stride, col_stride })
     };

@@ -1,10 +1,10 @@
-//! Large F32 products on processors whose widest vectors are AVX2's, in blocks.
+//! Large F32 products with AVX2 or AVX-512, in blocks.
 //!
-//! A tile of 6 by 16 sums stays in registers for up to [`DEPTH`] terms. The side of the product with fewer lines is
-//! packed once, for all threads. A thread takes some lines of the other side, packs them where its second-level cache
-//! keeps them, and multiplies them. So a product is a list of [`Task`]s, which threads take one by one, in order. A task
-//! that needs what an earlier one makes waits for it. The first that is not finished waits for none, so some thread
-//! always goes on.
+//! A tile of sums, as many as registers hold ([`tile::size`]), stays there for up to [`DEPTH`] terms. The side of the
+//! product with fewer lines is packed once, for all threads. A thread takes some lines of the other side, packs them where
+//! its second-level cache keeps them, and multiplies them. So a product is a list of [`Task`]s, which threads take one by
+//! one, in order. A task that needs what an earlier one makes waits for it. The first that is not finished waits for none,
+//! so some thread always goes on.
 //!
 //! The shared side is packed a block of terms at a time, in memory that blocks take in turns. So it stays in a cache,
 //! where memory for all of it would be written to and read from beyond.
@@ -28,10 +28,10 @@ use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::vector::Vectors;
 use pack::Side;
 use progress::Progress;
-use tile::{COLUMNS, LINES, Output, ROWS};
+use tile::Output;
 
-/// Terms that are added up in registers, at most: a panel of columns takes 24 KiB of a first-level cache of 32 KiB. Miri
-/// is slow, and is to see blocks that take turns.
+/// Terms that are added up in registers, at most. With AVX2 a panel of columns takes 24 KiB of a first-level cache of 32 KiB;
+/// with AVX-512 it takes 48 KiB, and 256 or 512 terms are slower. Miri is slow, and is to see blocks that take turns.
 const DEPTH: usize = if cfg!(miri) { 16 } else { 384 };
 /// Lines of a part, about, at least: for fewer, reading the shared side takes longer than the products.
 const FEW_LINES: usize = 24;
@@ -39,13 +39,27 @@ const FEW_LINES: usize = 24;
 /// parts may still be multiplied by the one before.
 const SLOTS: usize = 3;
 
-/// The vectors for a product of so many rows, terms and columns; `None` where the `gemm` crate is faster, as it packs
-/// less of a product that is small or has few columns.
-pub(in crate::kernels) fn vectors(rows: usize, depth: usize, columns: usize) -> Option<Vectors> {
+/// The vectors for a product of so many rows, terms and columns; `None` where the `gemm` crate is faster.
+///
+/// That packs less of a product that is small or has few columns. With AVX-512 it is as fast as blocks where the terms of
+/// each side lie as it packs them, unless the product is too small for it to be shared by threads. `turned` says of which
+/// side they do not: of a left one the terms of a row are apart, of a right one those of a column follow each other.
+pub(in crate::kernels) fn vectors(
+    [rows, depth, columns]: [usize; 3],
+    turned: impl FnOnce() -> [bool; 2],
+) -> Option<Vectors> {
     const TERMS: usize = 1 << 19;
     let terms = rows.saturating_mul(columns).saturating_mul(depth);
-    let large = rows >= 8 && columns >= 128 && terms >= TERMS;
-    Vectors::widest().filter(|vectors| large && vectors.multiply_in_blocks())
+    let vectors = Vectors::widest().filter(|vectors| vectors.multiply_in_blocks())?;
+    if columns < 128 || terms < TERMS {
+        return None;
+    }
+    let faster = match turned() {
+        _ if !vectors.hold_squares() => rows >= 8,
+        [_, true] => rows >= 2 && depth >= 256,
+        [left, false] => rows >= 128 && (left || rows.max(columns) < 256),
+    };
+    faster.then_some(vectors)
 }
 
 /// What a thread does in one go.
@@ -83,15 +97,16 @@ impl Product<'_> {
     pub(super) unsafe fn run(&self, vectors: Vectors, threads: usize) {
         let depth = self.left.cols;
         assert!(depth == self.right.rows && depth.min(self.left.rows).min(self.right.cols) > 0);
-        let (rows, columns) = (Side::new(self.left, ROWS), Side::new(self.right.t(), COLUMNS));
+        let [height, width] = tile::size(vectors);
+        let (rows, columns) = (Side::new(self.left, height), Side::new(self.right.t(), width));
         let by_rows = rows.lines() >= columns.lines();
         let (own, shared) = if by_rows { (rows, columns) } else { (columns, rows) };
         let blocks = cut(depth, depth.div_ceil(DEPTH), 16);
-        let pieces = cut(shared.lines(), threads, shared.width());
+        let pieces = cut(shared.lines(), threads, shared.at_once());
         // About two for each thread at least, so that threads end together.
         let least = if threads == 1 { 1 } else { 2 * threads };
-        let count = own.lines().div_ceil(LINES).next_multiple_of(threads).max(least);
-        let parts = cut(own.lines(), count.min(own.lines().div_ceil(FEW_LINES)), own.width());
+        let count = own.lines().div_ceil(tile::lines(vectors)).next_multiple_of(threads).max(least);
+        let parts = cut(own.lines(), count.min(own.lines().div_ceil(FEW_LINES)), own.at_once());
 
         let (ahead, slots) = if threads == 1 { (0, 1) } else { (1, SLOTS.min(blocks.len())) };
         let all = 0..shared.lines();
@@ -117,13 +132,13 @@ impl Product<'_> {
             // SAFETY: all pieces of this block are packed, and stay until all parts are multiplied by it.
             let all = unsafe { packed.words(block, shared.len(&all, &blocks[block])) };
             let sides = [(as_f32(words.as_slice()), lines.len()), (all, shared.lines())];
-            let [left, right] = if by_rows { sides } else { [sides[1], sides[0]] };
+            let sides = if by_rows { sides } else { [sides[1], sides[0]] };
             let (stride, add) = (self.out.1, self.accumulate || block > 0);
             let start = lines.start * if by_rows { stride } else { 1 };
             let out = Output { at: self.out.0.wrapping_add(start), stride, add };
             // SAFETY: these lines of the result are this part's, which has been multiplied by all earlier blocks, and
             // by no later one.
-            unsafe { tile::multiply(vectors, left, right, depth, out) };
+            unsafe { tile::multiply(vectors, sides, depth, out) };
         };
         let run = |task: Task| match task {
             Task::Pack { block, piece } => progress.pack(block, || pack(block, &pieces[piece])),

@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 
-use super::tile::{COLUMNS, ROWS};
 use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::gemm::matrix::Matrix;
@@ -27,8 +26,9 @@ impl<'a> Side<'a> {
         self.matrix.rows
     }
 
-    pub(super) fn width(&self) -> usize {
-        self.width
+    /// Lines that are packed at once.
+    pub(super) fn at_once(&self) -> usize {
+        at_once(self.width)
     }
 
     /// Words of packed lines.
@@ -44,9 +44,12 @@ impl<'a> Side<'a> {
         depth: Range<usize>,
         words: &mut [f32],
     ) {
-        with_vectors!(vectors, V => match self.width {
-            ROWS => pack::<V, ROWS>(self.matrix, lines.clone(), depth.clone(), words),
-            _ => pack::<V, COLUMNS>(self.matrix, lines.clone(), depth.clone(), words),
+        let (matrix, width) = (self.matrix, self.width);
+        with_vectors!(vectors, V => match (V::WIDE, width) {
+            (true, 8) => pack::<V, 8>(matrix, lines.clone(), depth.clone(), words),
+            (true, _) => pack::<V, 32>(matrix, lines.clone(), depth.clone(), words),
+            (false, 6) => pack::<V, 6>(matrix, lines.clone(), depth.clone(), words),
+            (false, _) => pack::<V, 16>(matrix, lines.clone(), depth.clone(), words),
         });
     }
 }
@@ -60,30 +63,32 @@ fn pack<V: Vector, const WIDTH: usize>(
     words: &mut [f32],
 ) {
     let Matrix { data, row_stride: down, col_stride: along, .. } = matrix;
-    let steps = depth.len();
+    let (steps, at_once) = (depth.len(), at_once(WIDTH));
     let whole = match (down, along) {
-        (1, _) | (_, 1) => lines.len() / WIDTH,
+        (1, _) | (_, 1) => lines.len() / at_once * at_once,
         _ => 0,
     };
-    let (panels, rest) = words.split_at_mut(whole * steps * WIDTH);
+    let (panels, rest) = words.split_at_mut(whole * steps);
+    let mut first = lines.start;
     if along == 1 {
-        for (panel, words) in panels.chunks_exact_mut(steps * WIDTH).enumerate() {
-            let first = lines.start + panel * WIDTH;
-            let lines: [&[f32]; WIDTH] = from_fn(
-                #[inline(always)]
-                |line| &data[(first + line) * down + depth.start..][..steps],
-            );
-            turn::<V, WIDTH>(lines, words.as_chunks_mut().0);
+        for words in panels.chunks_exact_mut(at_once * steps) {
+            let line = |line| &data[(first + line) * down + depth.start..][..steps];
+            match at_once.is_multiple_of(16) {
+                true => turn_squares::<V, WIDTH>(line, words),
+                false => turn::<WIDTH>(line, 0, words.as_chunks_mut().0),
+            }
+            first += at_once;
         }
     } else if whole > 0 {
         for step in 0..steps {
-            let line = &data[(depth.start + step) * along + lines.start..][..whole * WIDTH];
+            let at = (depth.start + step) * along + lines.start;
+            let line = &data[at..][..whole];
             for (panel, line) in line.as_chunks::<WIDTH>().0.iter().enumerate() {
                 panels[(panel * steps + step) * WIDTH..][..WIDTH].copy_from_slice(line);
             }
         }
+        first += whole;
     }
-    let mut first = lines.start + whole * WIDTH;
     for words in rest.chunks_exact_mut(steps * WIDTH) {
         for (step, words) in words.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
             for (line, word) in words.iter_mut().enumerate() {
@@ -95,26 +100,65 @@ fn pack<V: Vector, const WIDTH: usize>(
     }
 }
 
-/// Lines of a panel, each in memory by itself, term by term.
+/// Lines that are packed at once, where vectors turn sixteen of them.
+const fn at_once(width: usize) -> usize {
+    if width == 8 { 16 } else { width }
+}
+
+/// Lines of a panel, or of two of 8, each in memory by itself, term by term.
 #[inline(always)]
-fn turn<V: Vector, const WIDTH: usize>(lines: [&[f32]; WIDTH], words: &mut [[f32; WIDTH]]) {
-    let mut done = 0;
-    if WIDTH == 16 {
-        let (squares, _) = words.as_chunks_mut::<16>();
-        for square in squares {
-            // SAFETY: the features, as within `with_vectors!`; sixteen terms of each line, and as many of each word.
+fn turn_squares<'a, V: Vector, const WIDTH: usize>(
+    line: impl Fn(usize) -> &'a [f32] + Copy,
+    words: &mut [f32],
+) {
+    let steps = line(0).len();
+    let (panels, _) = words.as_chunks_mut::<WIDTH>();
+    for first in (0..at_once(WIDTH)).step_by(16) {
+        let lines: [&[f32]; 16] = from_fn(
+            #[inline(always)]
+            |at| line(first + at),
+        );
+        for step in (0..steps - steps % 16).step_by(16) {
+            // SAFETY: the features, as within `with_vectors!`; sixteen terms of each line, and as many lines of a word
+            // as stores write.
             unsafe {
                 let rows = from_fn(
                     #[inline(always)]
-                    |line| V::load(lines[line % WIDTH][done..][..16].as_ptr()),
+                    |at| V::load(lines[at][step..][..16].as_ptr()),
                 );
-                for (words, terms) in square.iter_mut().zip(V::transpose(rows)) {
-                    terms.store(words.as_mut_ptr());
+                let terms = V::transpose(rows);
+                if WIDTH == 8 {
+                    let (low, high) = panels.split_at_mut(steps);
+                    let words = low[step..][..16].iter_mut().zip(&mut high[step..][..16]);
+                    for (terms, (low, high)) in terms.into_iter().zip(words) {
+                        terms.store_masked(low.as_mut_ptr(), 0x00ff);
+                        terms.store_masked(high.as_mut_ptr().wrapping_sub(8), 0xff00);
+                    }
+                } else {
+                    for (terms, words) in terms.into_iter().zip(&mut panels[step..][..16]) {
+                        terms.store(words[first..][..16].as_mut_ptr());
+                    }
                 }
             }
-            done += 16;
         }
     }
+    for (panel, words) in panels.chunks_exact_mut(steps).enumerate() {
+        let line = |at| line(panel * WIDTH + at);
+        turn::<WIDTH>(line, steps - steps % 16, words);
+    }
+}
+
+/// Terms from `done` on of lines of a panel, each in memory by itself.
+#[inline(always)]
+fn turn<'a, const WIDTH: usize>(
+    line: impl Fn(usize) -> &'a [f32],
+    done: usize,
+    words: &mut [[f32; WIDTH]],
+) {
+    let lines: [&[f32]; WIDTH] = from_fn(
+        #[inline(always)]
+        |at| line(at),
+    );
     for (step, words) in words.iter_mut().enumerate().skip(done) {
         for (line, word) in words.iter_mut().enumerate() {
             *word = lines[line][step];

@@ -14,9 +14,10 @@ use crate::kernels::gemm::Matrix;
 use crate::kernels::gemm::tests::{generator, mixed};
 
 /// Rows, terms and columns: at the edges of tiles, parts and blocks, with either side shared.
-const SHAPES: [[usize; 3]; 10] = [
+const SHAPES: [[usize; 3]; 11] = [
     [1, 1, 1],
     [6, 16, 16],
+    [16, 20, 48],
     [7, 17, 33],
     [80, 385, 47],
     [47, 384, 81],
