@@ -41,7 +41,7 @@ const SLOTS: usize = 3;
 
 /// The vectors for a product of so many rows, terms and columns; `None` where the `gemm` crate is faster.
 ///
-/// That packs less of a product that is small or has few columns. With AVX-512 it is as fast as blocks where the terms of
+/// That packs less of a product that is small or has few columns for its rows. With AVX-512 it is as fast as blocks where the terms of
 /// each side lie as it packs them, unless the product is too small for it to be shared by threads. `turned` says of which
 /// side they do not: of a left one the terms of a row are apart, of a right one those of a column follow each other.
 pub(in crate::kernels) fn vectors(
@@ -56,6 +56,7 @@ pub(in crate::kernels) fn vectors(
     }
     let faster = match turned() {
         _ if !vectors.hold_squares() => rows >= 8,
+        _ if rows >= 16 * columns => false,
         [_, true] => rows >= 2 && depth >= 256,
         [left, false] => rows >= 128 && (left || rows.max(columns) < 256),
     };
