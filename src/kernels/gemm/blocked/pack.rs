@@ -155,10 +155,7 @@ fn turn<'a, const WIDTH: usize>(
     done: usize,
     words: &mut [[f32; WIDTH]],
 ) {
-    let lines: [&[f32]; WIDTH] = from_fn(
-        #[inline(always)]
-        |at| line(at),
-    );
+    let lines: [&[f32]; WIDTH] = from_fn(line);
     for (step, words) in words.iter_mut().enumerate().skip(done) {
         for (line, word) in words.iter_mut().enumerate() {
             *word = lines[line][step];
