@@ -35,7 +35,7 @@ fn run_folder(dir: &Path) -> Result<PathBuf> {
 fn distances(two: &[Row], alone: &[Row]) -> (f64, f64) {
     let (mut step, mut test) = (0., 0.);
     assert_eq!((alone.len(), two.len()), (8, 8));
-    for (own, expected) in two.iter().zip(alone) {
+    for (number, (own, expected)) in (1..).zip(two.iter().zip(alone)) {
         let (worst, [own, expected]) = match (own, expected) {
             (Row::Step(own), Row::Step(expected)) => {
                 assert_eq!((own.step, own.lr), (expected.step, expected.lr));
@@ -48,7 +48,12 @@ fn distances(two: &[Row], alone: &[Row]) -> (f64, f64) {
         };
         let (own, expected) = (own.expect("a loss"), expected.expect("a loss"));
         let distance = (own - expected).abs() / expected;
-        assert!(distance <= 0.02, "{own}, expected {expected}");
+        let allowed = match number {
+            1 => 1e-5, // of a loss before any update
+            2 => 1e-4,
+            _ => 0.02,
+        };
+        assert!(distance <= allowed, "row {number}: {own}, expected {expected}");
         *worst = distance.max(*worst);
     }
     (step, test)

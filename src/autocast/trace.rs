@@ -129,7 +129,7 @@ impl Autocast {
     /// | `depthwise` | CPU | the same, by the compiler's loops |
     /// | `product` | CPU | a convolution by one tap, or by a kernel as large as the image, as a matrix product |
     /// | `via nchw` | CPU | in the log: a channels-last convolution is moved to channels first and back; what computes it there is next |
-    /// | `blocked, avx2` | CPU | large products by AVX2, operands widened to F32 |
+    /// | `blocked, avx512`, `blocked, avx2` | CPU | large products in blocks, operands widened to F32 |
     /// | `gemm crate` | CPU | other products by the `gemm` crate, operands widened to F32 |
     /// | `im2col` | CPU | a convolution, by products of either kind |
     /// | `im2col, f64`, `gemm crate, f64` | CPU | by the `gemm` crate in F64 |

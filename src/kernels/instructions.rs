@@ -12,8 +12,7 @@ use super::gemm::micro::InstructionSet;
 /// `baseline` and `neon`. The baseline is what every processor of the target has; there, and where it says `gemm crate`, that
 /// crate computes products with the instructions that it finds itself. Products that are too small or too thin for the
 /// set that is named are the `gemm` crate's as well: with `avx2` those of fewer than 8 rows, 128 columns or 2¹⁹ terms in
-/// all. With `avx512` so are those that it reads as they lie, of neither a transposed left side nor, with 256 terms in a sum or
-/// more, a transposed right side. What is displayed says why each was chosen.
+/// all, with `avx512` most of those without a transposed side too. What is displayed says why each was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InstructionSets {
@@ -52,8 +51,7 @@ pub struct InstructionSets {
 pub fn instruction_sets() -> InstructionSets {
     let [f32, bf16] = [InstructionSet::best_for_f32(), InstructionSet::best_for_bf16()];
     let tiles = Some(InstructionSet::AmxBf16x3).filter(|isa| isa.is_available());
-    let in_blocks = Vectors::widest().filter(|vectors| vectors.multiply_in_blocks());
-    let widened = in_blocks.map_or(GEMM_CRATE, |vectors| vectors.names().set);
+    let widened = InstructionSets::in_blocks().unwrap_or(GEMM_CRATE);
     InstructionSets {
         loops: Vectors::widest().map_or(BASELINE, |vectors| vectors.names().set),
         f32_convolutions: f32.map_or(BASELINE, InstructionSet::set),
@@ -61,6 +59,14 @@ pub fn instruction_sets() -> InstructionSets {
         f32_products: tiles.map_or(widened, InstructionSet::set),
         bf16_products: bf16.filter(|isa| isa.is_bf16()).map_or(widened, InstructionSet::set),
         bf16_reason: InstructionSet::bf16_reason(),
+    }
+}
+
+impl InstructionSets {
+    /// Of large products in F32 that are computed in blocks.
+    fn in_blocks() -> Option<&'static str> {
+        let vectors = Vectors::widest().filter(|vectors| vectors.multiply_in_blocks());
+        vectors.map(|vectors| vectors.names().set)
     }
 }
 
@@ -76,11 +82,10 @@ impl fmt::Display for InstructionSets {
         };
         let own = format!("its own choice, which {VARIABLE} does not bound");
         let blocked = format!("large ones; {VARIABLE} does not bound the `gemm` crate's others");
+        let in_blocks = Self::in_blocks();
         let of_products = |set, why: &String| match set {
             GEMM_CRATE => own.clone(),
-            _ if Vectors::widest().is_some_and(|widest| widest.multiply_in_blocks()) => {
-                blocked.clone()
-            }
+            _ if in_blocks == Some(set) => blocked.clone(),
             _ => why.clone(),
         };
         let rows = [

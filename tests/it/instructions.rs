@@ -97,4 +97,8 @@ fn the_sets_are_said() {
     let shown = sets.to_string();
     assert_eq!(shown.lines().count(), 5, "{shown}");
     assert!(shown.lines().all(|line| line.len() > 32), "every line has a reason: {shown}");
+    let lines: Vec<&str> = shown.lines().collect();
+    if sets.bf16_products == sets.bf16_convolutions && sets.bf16_products != sets.loops {
+        assert_eq!(lines[4][31..], lines[2][31..], "of one set, one reason: {shown}");
+    }
 }

@@ -161,3 +161,37 @@ impl Operand {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Result, Tensor};
+
+    use super::Operand;
+    use crate::kernels::gemm::tests::{generator, random};
+
+    /// A trace names the algorithm by the strides of tensors, and a product is computed by those of matrices.
+    #[test]
+    fn strides_of_columns_are_those_that_are_read() -> Result<()> {
+        let mut rng = generator(8);
+        let x = random(&mut rng, &[3, 20, 30], DType::F32);
+        for (x, expected) in [
+            (x.clone(), 1),
+            (x.t()?, 30),
+            (x.permute((1, 0, 2))?, 1),
+            (x.permute((1, 2, 0))?, 600),
+            (x.narrow(2, 3, 20)?, 1),
+            (x.t()?.narrow(1, 0, 7)?, 1),
+            (x.narrow(0, 1, 1)?.t()?, 30),
+            (x.narrow(2, 0, 1)?.broadcast_as((3, 20, 9))?, 1),
+            (Tensor::ones((3, 20, 1), DType::F32, &Device::Cpu)?.broadcast_as((3, 20, 9))?, 0),
+            (random(&mut rng, &[20, 30], DType::F32).t()?.broadcast_as((3, 30, 20))?, 30),
+        ] {
+            let operand = Operand::of(&x)?;
+            let data = vec![0f32; operand.tensor.elem_count()];
+            let read = operand.matrix(&data, 0).col_stride;
+            let said = Operand::column_stride(&x)?;
+            assert_eq!([said, read], [expected; 2], "{:?} {:?}", x.dims(), x.stride());
+        }
+        Ok(())
+    }
+}

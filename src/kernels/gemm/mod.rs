@@ -53,7 +53,7 @@ pub(crate) fn gemm(
             match with_single!(near, O => packed::gemm::<O>(lhs, rhs, bias, isa))? {
                 Some(product) => product,
                 None => {
-                    let name = Algorithm::GemmCrate.name();
+                    let name = Algorithm::of_f32(lhs, rhs).name();
                     chosen("gemm", name, &[lhs.shape(), rhs.shape()]);
                     with_element!(near, O => cpu::gemm::<O>(lhs, rhs, bias))?
                 }
@@ -77,7 +77,7 @@ enum Algorithm<'a> {
     GemmCrate,
     /// In blocks, by these vectors.
     Blocked(Vectors),
-    /// By packed GEMM, and again by the `gemm` crate where a BF16x3 sum is not finite.
+    /// By packed GEMM, and again in F32 where a BF16x3 sum is not finite.
     Packed(micro::InstructionSet),
 }
 
@@ -101,6 +101,11 @@ impl<'a> Algorithm<'a> {
         if let Some(isa) = packed::isa(lhs, rhs) {
             return Self::Packed(isa);
         }
+        Self::of_f32(lhs, rhs)
+    }
+
+    /// Of operands that are F32, or are widened to it.
+    fn of_f32(lhs: &Tensor, rhs: &Tensor) -> Self {
         let [rows, depth] = lhs.dims()[lhs.rank() - 2..] else { return Self::GemmCrate };
         let columns = rhs.dims()[rhs.rank() - 1];
         let turned = || {

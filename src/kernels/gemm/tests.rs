@@ -256,6 +256,23 @@ fn odd_and_empty_sizes() {
     }
 }
 
+/// Those that are computed in blocks where vectors are wide, with a bias.
+#[test]
+fn transposed_operands_of_large_products() -> Result<()> {
+    let mut rng = generator(9);
+    for [m, k, n] in unless_miri(&[[130, 64, 130], [20, 300, 150]][..], &[]) {
+        for dtype in [DType::F32, DType::F16] {
+            let [left, right] = [[*m, *k], [*k, *n]].map(|dims| random(&mut rng, &dims, dtype));
+            let bias = random(&mut rng, &[*n], DType::F32);
+            let turn = |x: &Tensor| x.t()?.contiguous()?.t();
+            compare(&turn(&left)?, &right, Some(&bias), dtype);
+            compare(&left, &turn(&right)?, Some(&bias), dtype);
+            compare(&turn(&left)?, &turn(&right)?, None, DType::F32);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn strided_operands() -> Result<()> {
     let mut rng = generator(3);

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::*;
-use crate::kernels::gemm::micro::{InstructionSet, KeptWords};
+use crate::kernels::gemm::micro::InstructionSet;
 
 /// Sizes around the edges of tiles, blocks, lines and parts: images, output channels, kernel, geometry.
 pub(super) fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
@@ -54,8 +54,6 @@ pub(super) fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
 /// the edges of tiles, blocks, lines and parts.
 #[test]
 fn every_instruction_set_agrees_with_plain_loops() -> Result<()> {
-    // Weights are packed into memory of any value.
-    KeptWords::new(1 << 16).as_mut_slice().fill(u32::MAX);
     let of_bf16 = [InstructionSet::Avx512Bf16, InstructionSet::AmxBf16];
     let of_bf16 = of_bf16.into_iter().filter(|isa| isa.is_runnable());
     let isas: Vec<_> = InstructionSet::of_f32().chain(of_bf16).collect();

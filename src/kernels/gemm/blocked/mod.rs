@@ -1,10 +1,10 @@
 //! Large F32 products with AVX2 or AVX-512, in blocks.
 //!
-//! A tile of sums, as many as registers hold ([`tile::size`]), stays there for up to [`DEPTH`] terms. The side of the
-//! product with fewer lines is packed once, for all threads. A thread takes some lines of the other side, packs them where
-//! its second-level cache keeps them, and multiplies them. So a product is a list of [`Task`]s, which threads take one by
-//! one, in order. A task that needs what an earlier one makes waits for it. The first that is not finished waits for none,
-//! so some thread always goes on.
+//! A tile of sums ([`tile::size`]) stays in registers for up to [`DEPTH`] terms. The side of the product with fewer
+//! lines is packed once, for all threads. A thread takes some lines of the other side, packs them where its
+//! second-level cache keeps them, and multiplies them. So a product is a list of [`Task`]s, which threads take one by
+//! one, in order. A task that needs what an earlier one makes waits for it. The first that is not finished waits for
+//! none, so some thread always goes on.
 //!
 //! The shared side is packed a block of terms at a time, in memory that blocks take in turns. So it stays in a cache,
 //! where memory for all of it would be written to and read from beyond.
@@ -30,8 +30,9 @@ use pack::Side;
 use progress::Progress;
 use tile::Output;
 
-/// Terms that are added up in registers, at most. With AVX2 a panel of columns takes 24 KiB of a first-level cache of 32 KiB;
-/// with AVX-512 it takes 48 KiB, and 256 or 512 terms are slower. Miri is slow, and is to see blocks that take turns.
+/// Terms that are added up in registers, at most. With AVX2 a panel of columns takes 24 KiB of a first-level cache of
+/// 32 KiB. With AVX-512 it takes 48 KiB, and 256 or 512 terms are slower. Miri is slow, and is to see blocks that
+/// take turns.
 const DEPTH: usize = if cfg!(miri) { 16 } else { 384 };
 /// Lines of a part, about, at least: for fewer, reading the shared side takes longer than the products.
 const FEW_LINES: usize = 24;
@@ -41,26 +42,40 @@ const SLOTS: usize = 3;
 
 /// The vectors for a product of so many rows, terms and columns; `None` where the `gemm` crate is faster.
 ///
-/// That packs less of a product that is small or has few columns for its rows. With AVX-512 it is as fast as blocks where the terms of
-/// each side lie as it packs them, unless the product is too small for it to be shared by threads. `turned` says of which
-/// side they do not: of a left one the terms of a row are apart, of a right one those of a column follow each other.
+/// That packs less of a product that is small or has few columns. With AVX-512 it is as fast as blocks where the
+/// terms of each side lie as it packs them, and slower where they are `turned`: of a left side the terms of a row are
+/// apart, of a right one those of a column follow each other. It is also slower where its threads cannot share a
+/// product. Measured on Zen 5.
 pub(in crate::kernels) fn vectors(
     [rows, depth, columns]: [usize; 3],
     turned: impl FnOnce() -> [bool; 2],
 ) -> Option<Vectors> {
+    let vectors = Vectors::widest().filter(|vectors| vectors.multiply_in_blocks())?;
+    is_faster(vectors, [rows, depth, columns], turned).then_some(vectors)
+}
+
+/// See [`vectors`].
+fn is_faster(
+    vectors: Vectors,
+    [rows, depth, columns]: [usize; 3],
+    turned: impl FnOnce() -> [bool; 2],
+) -> bool {
     const TERMS: usize = 1 << 19;
     let terms = rows.saturating_mul(columns).saturating_mul(depth);
-    let vectors = Vectors::widest().filter(|vectors| vectors.multiply_in_blocks())?;
     if columns < 128 || terms < TERMS {
-        return None;
+        return false;
     }
-    let faster = match turned() {
-        _ if !vectors.hold_squares() => rows >= 8,
-        _ if rows >= 16 * columns => false,
-        [_, true] => rows >= 2 && depth >= 256,
-        [left, false] => rows >= 128 && (left || rows.max(columns) < 256),
-    };
-    faster.then_some(vectors)
+    if !vectors.hold_squares() {
+        return rows >= 8;
+    }
+    let unshared = rows >= 128 && rows.max(columns) < 256;
+    // Of a product of many more rows than columns, packing the rows takes longer than it saves.
+    let is_tall = rows >= columns.saturating_mul(16);
+    match turned() {
+        _ if unshared => true,
+        [_, true] => rows >= 2 && depth >= 256 && !is_tall,
+        [left, false] => left && rows >= 128 && !is_tall,
+    }
 }
 
 /// What a thread does in one go.
@@ -220,7 +235,7 @@ impl Slots {
     unsafe fn words_mut(&self, block: usize, at: usize, len: usize) -> &mut [f32] {
         assert!(at + len <= self.size, "the block reaches beyond its slot");
         let first = block % self.slots * self.size + at;
-        // SAFETY: as above. Words that were never written are zeros.
+        // SAFETY: as above. All words are initialised, of any value.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(first), len) }
     }
 }

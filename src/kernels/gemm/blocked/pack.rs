@@ -119,8 +119,9 @@ fn turn_squares<'a, V: Vector, const WIDTH: usize>(
             |at| line(first + at),
         );
         for step in (0..steps - steps % 16).step_by(16) {
-            // SAFETY: the features, as within `with_vectors!`; sixteen terms of each line, and as many lines of a word
-            // as stores write.
+            // SAFETY: the features, as within `with_vectors!`; sixteen terms of each line. A store writes sixteen
+            // words of a panel, or the eight of one: the second mask begins eight words after its address, which is
+            // eight before them.
             unsafe {
                 let rows = from_fn(
                     #[inline(always)]

@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::DType;
 use rand::Rng;
 
+use super::pack::Side;
 use super::progress::Progress;
-use super::{Product, Task, cut, tasks};
+use super::{Product, Task, cut, is_faster, tasks, tile};
 use crate::kernels::cpu::testing::unless_miri;
 use crate::kernels::cpu::vector::Vectors;
 use crate::kernels::gemm::Matrix;
 use crate::kernels::gemm::tests::{generator, mixed};
 
 /// Rows, terms and columns: at the edges of tiles, parts and blocks, with either side shared.
-const SHAPES: [[usize; 3]; 11] = [
+const SHAPES: [[usize; 3]; 13] = [
     [1, 1, 1],
     [6, 16, 16],
     [16, 20, 48],
@@ -26,6 +27,8 @@ const SHAPES: [[usize; 3]; 11] = [
     [150, 90, 150],
     [13, 2000, 13],
     [60, 1700, 100],
+    [150, 20, 160],
+    [320, 17, 300],
 ];
 
 fn numbers(rng: &mut rand_chacha::ChaCha8Rng, count: usize) -> Vec<f32> {
@@ -109,6 +112,83 @@ fn every_set_of_vectors_agrees_with_f64_by_any_number_of_threads() {
     }
 }
 
+/// Words of panels, of lines and terms in any order in memory, and none beside them.
+#[test]
+fn lines_are_packed_term_by_term() {
+    let mut rng = generator(93);
+    for vectors in Vectors::ALL.into_iter().filter(|vectors| vectors.is_available()) {
+        for width in tile::size(vectors) {
+            for (lines, terms) in
+                [(1, 1), (5, 40), (16, 16), (24, 33), (33, 17), (96, 20), (61, 64)]
+            {
+                for (down, along) in
+                    [(terms + 3, 1), (1, lines + 2), (2 * terms, 2), (0, 1), (1, 0)]
+                {
+                    let data = numbers(&mut rng, lines * down + terms * along + 1);
+                    let side = Matrix {
+                        data: &data[..],
+                        rows: lines,
+                        cols: terms,
+                        row_stride: down,
+                        col_stride: along,
+                    };
+                    // From a line and a term on, as a part of a block has them.
+                    let (first, start) = (lines / (2 * width) * width, terms / 3);
+                    let (lines, depth) = (first..lines, start..terms);
+                    let side = Side::new(side, width);
+                    let len = side.len(&lines, &depth);
+                    let mut words = vec![7.5f32; len + 32];
+                    side.pack(vectors, lines.clone(), depth.clone(), &mut words[16..16 + len]);
+                    let (before, words) = words.split_at(16);
+                    let (words, after) = words.split_at(len);
+                    assert!(
+                        before.iter().chain(after).all(|&word| word == 7.5),
+                        "{vectors:?} {width}"
+                    );
+                    for (place, &word) in words.iter().enumerate() {
+                        let (panel, place) =
+                            (place / (width * depth.len()), place % (width * depth.len()));
+                        let line = lines.start + panel * width + place % width;
+                        let term = depth.start + place / width;
+                        let expected =
+                            if line < lines.end { data[line * down + term * along] } else { 0.0 };
+                        assert_eq!(
+                            word.to_bits(),
+                            expected.to_bits(),
+                            "{vectors:?} {width}: {line}, {term}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_are_for_what_they_are_faster_for() {
+    let plain = [false, false];
+    for vectors in Vectors::ALL {
+        let wide = vectors.hold_squares();
+        for (sizes, turned, expected) in [
+            ([2048, 1024, 256], plain, !wide),
+            ([2048, 1024, 256], [true, false], true),
+            ([2048, 1024, 256], [false, true], true),
+            ([2048, 64, 256], [false, true], !wide),
+            ([2048, 64, 256], [true, true], !wide),
+            ([4160, 768, 192], [true, true], !wide),
+            ([200, 200, 200], plain, true),
+            ([2, 512, 2048], [false, true], wide),
+            ([1, 2048, 2048], [false, true], false),
+            ([64, 512, 512], [true, false], !wide),
+            ([2048, 1024, 127], [true, true], false),
+            ([128, 31, 128], [true, true], false),
+        ] {
+            let faster = is_faster(vectors, sizes, || turned);
+            assert_eq!(faster, expected, "{vectors:?} {sizes:?} {turned:?}");
+        }
+    }
+}
+
 /// What is not finite, next to zeros that fill panels up, reaches its own row and column alone.
 #[test]
 fn nan_and_infinity_stay_in_their_row_and_column() {
@@ -118,8 +198,17 @@ fn nan_and_infinity_stay_in_their_row_and_column() {
         .map(|count| (0..count).map(|_| rng.random_range(0.5..1.0f32)).collect::<Vec<_>>());
     left[19 * k + 3] = f32::INFINITY;
     right[7 * n + 36] = f32::NAN;
-    for vectors in Vectors::ALL.into_iter().filter(|vectors| vectors.is_available()) {
-        let sides = [Matrix::new(&left[..], m, k), Matrix::new(&right[..], k, n)];
+    // As they are, and in the opposite order in memory.
+    let turned = |data: &[f32], rows: usize| -> Vec<f32> {
+        let columns = data.len() / rows;
+        (0..data.len()).map(|at| data[at % rows * columns + at / rows]).collect()
+    };
+    let (left_turned, right_turned) = (turned(&left, m), turned(&right, k));
+    let plain = [Matrix::new(&left[..], m, k), Matrix::new(&right[..], k, n)];
+    let turned =
+        [Matrix::new(&left_turned[..], k, m).t(), Matrix::new(&right_turned[..], n, k).t()];
+    let available = || Vectors::ALL.into_iter().filter(|vectors| vectors.is_available());
+    for (vectors, sides) in available().flat_map(|set| [(set, plain), (set, turned)]) {
         for (place, sum) in multiply(vectors, sides, false, 2).into_iter().enumerate() {
             let (i, j) = (place / (n + 3), place % (n + 3));
             let expected = j < n && (i == 19 || j == 36);

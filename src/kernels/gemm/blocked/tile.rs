@@ -3,7 +3,7 @@
 
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 
-/// Rows and columns of a tile: as many sums as registers hold, beside what is multiplied.
+/// Rows and columns of a tile, whose sums stay in registers.
 pub(super) fn size(vectors: Vectors) -> [usize; 2] {
     if vectors.hold_squares() { [8, 32] } else { [6, 16] }
 }
@@ -45,9 +45,11 @@ pub(super) unsafe fn multiply(
         assert!(words.len() >= lines.next_multiple_of(width) * depth, "lines are missing");
     }
     let at_once = lines(vectors);
+    assert!(at_once.is_multiple_of(size(vectors)[0]), "panels are cut");
     // SAFETY: whole panels of each side, as asserted, in tiles of `size`; the result is the caller's. The features are
     // within `with_vectors!`.
     with_vectors!(vectors, V => unsafe {
+        assert_eq!(V::WIDE, vectors.hold_squares(), "other tiles than those of `size`");
         match V::WIDE {
             true => tiles::<V, 8, 2>([left, right], depth, at_once, out),
             false => tiles::<V, 6, 1>([left, right], depth, at_once, out),
@@ -58,7 +60,7 @@ pub(super) unsafe fn multiply(
 /// All tiles, of `ROWS` rows and `COUNT` vectors of columns.
 ///
 /// # Safety
-/// The features of `V`; whole panels of each side; the result is the caller's.
+/// The features of `V`; whole panels of each side, of which `at_once` has whole ones; the result is the caller's.
 #[inline(always)]
 unsafe fn tiles<V: Vector, const ROWS: usize, const COUNT: usize>(
     [(left, rows), (right, columns)]: [Lines<'_>; 2],
@@ -96,8 +98,8 @@ unsafe fn tile<V: Vector, const ROWS: usize, const COUNT: usize>(
     let (left, right) = ((left, ROWS), (right, COUNT * 16));
     let out_rows = (out.at, out.stride);
     let vectors = columns.div_ceil(16);
-    // SAFETY: the caller's. Of a part of a tile, only the vectors of columns that the result has; where it does not have
-    // all of those, they are multiplied elsewhere, and what it has is copied.
+    // SAFETY: the caller's. Of a tile that is cut, whole rows of whole vectors go straight to the result. Others are
+    // multiplied elsewhere, and what the result has is copied.
     unsafe {
         if rows == ROWS && columns == COUNT * 16 {
             match out.add {

@@ -44,7 +44,7 @@ impl Vectors {
         self == Self::Avx512
     }
 
-    /// Whether large F32 products are blocked, not the `gemm` crate's: where that was measured to be faster.
+    /// Whether large F32 products can be blocked, not the `gemm` crate's: where that was measured to be faster.
     pub(in crate::kernels) fn multiply_in_blocks(self) -> bool {
         true
     }
