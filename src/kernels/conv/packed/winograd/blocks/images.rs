@@ -71,18 +71,9 @@ impl Images {
                             * self.channels
                             + channels.start;
                         let to = to.wrapping_add((row * pitch + column) * depth);
-                        for at in (0..run).step_by(32) {
-                            let from = x.wrapping_add(pixel + at);
-                            prefetch_at(from.wrapping_add(width * self.channels), 32);
-                            for at in (at..run.min(at + 32)).step_by(16) {
-                                let mask = first_lanes(run - at);
-                                // SAFETY: these are channels of the run's pixels.
-                                unsafe {
-                                    let v: V = S::load(x.wrapping_add(pixel + at), mask);
-                                    v.store(to.wrapping_add(at));
-                                }
-                            }
-                        }
+                        let from = x.wrapping_add(pixel);
+                        // SAFETY: these are channels of the run's pixels.
+                        unsafe { widen::<V, S>(from, run, width * self.channels, to) };
                     }
                 }
                 continue;
@@ -165,14 +156,8 @@ impl Images {
                         let pixel =
                             ((image * height + y) * width + columns.start + column) * self.channels;
                         let from = from.wrapping_add((row * pitch + column) * depth);
-                        for at in (0..run).step_by(16) {
-                            let mask = first_lanes(run - at);
-                            // SAFETY: these are channels of the run's pixels, and nobody else writes this block.
-                            unsafe {
-                                let v = V::load(from.wrapping_add(at));
-                                O::store(out.wrapping_add(pixel + at), mask, v);
-                            }
-                        }
+                        // SAFETY: these are channels of the run's pixels, and nobody else writes this block.
+                        unsafe { round::<V, O>(from, run, out.wrapping_add(pixel)) };
                     }
                 }
                 continue;
@@ -244,6 +229,62 @@ impl Images {
             let at = (at + inside.start - positions.start) * pitch + left;
             Pixels { image, rows, columns: columns.clone(), at }
         })
+    }
+}
+
+/// Elements that are copied without a loop, and without a mask.
+const AT_A_TIME: usize = 64;
+
+/// Copies elements that lie together, and asks for those so many elements ahead.
+///
+/// # Safety
+/// The features of `V`; so many elements, and places for them in whole vectors.
+#[inline(always)]
+unsafe fn widen<V: Vector, S: Stored>(from: *const S, len: usize, ahead: usize, to: *mut f32) {
+    for first in (0..len).step_by(AT_A_TIME) {
+        let (from, to) = (from.wrapping_add(first), to.wrapping_add(first));
+        let left = len - first;
+        prefetch_at(from.wrapping_add(ahead), AT_A_TIME);
+        // SAFETY: the caller's.
+        unsafe {
+            if left >= AT_A_TIME {
+                for at in (0..AT_A_TIME).step_by(16) {
+                    S::load::<V>(from.wrapping_add(at), u16::MAX).store(to.wrapping_add(at));
+                }
+                continue;
+            }
+            for at in (0..left).step_by(16) {
+                let mask = first_lanes(left - at);
+                S::load::<V>(from.wrapping_add(at), mask).store(to.wrapping_add(at));
+            }
+        }
+    }
+}
+
+/// Copies elements that lie together, and rounds them.
+///
+/// # Safety
+/// The features of `V`; so many elements in whole vectors, and places for them that nobody else reads or writes.
+#[inline(always)]
+unsafe fn round<V: Vector, O: Rounded>(from: *const f32, len: usize, to: *mut O) {
+    for first in (0..len).step_by(AT_A_TIME) {
+        let (from, to) = (from.wrapping_add(first), to.wrapping_add(first));
+        let left = len - first;
+        // SAFETY: the caller's.
+        unsafe {
+            if left >= AT_A_TIME {
+                for at in (0..AT_A_TIME).step_by(32) {
+                    let from = from.wrapping_add(at);
+                    let pair = [V::load(from), V::load(from.wrapping_add(16))];
+                    O::store_pair(to.wrapping_add(at), pair);
+                }
+                continue;
+            }
+            for at in (0..left).step_by(16) {
+                let mask = first_lanes(left - at);
+                O::store(to.wrapping_add(at), mask, V::load(from.wrapping_add(at)));
+            }
+        }
     }
 }
 

@@ -270,7 +270,9 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
         scratch: Scratch,
     ) {
         let Images { grid, sides, .. } = self.read;
-        let (pitch, apart) = (block.pitch(sides), sides.apart());
+        let pitch = block.pitch(sides);
+        let across = sides.apart() * depth;
+        let down = pitch * across;
         for (row, start) in grid.starts(block, sides).enumerate() {
             for (phase, &at) in group.phases.iter().enumerate() {
                 let start = (start + sides.first(at, pitch)) * depth;
@@ -281,7 +283,7 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
                     unsafe {
                         square::<Pixels, V, READ, READ>(
                             #[inline(always)]
-                            |i, j| V::load(start.wrapping_add((i * pitch + j) * apart * depth)),
+                            |i, j| V::load(start.wrapping_add(i * down + j * across)),
                             #[inline(always)]
                             |i, j, v| {
                                 let place = i * READ + j;
@@ -349,10 +351,15 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
     #[inline(always)]
     unsafe fn results<V: Vector>(&self, block: &Block, group: &Group, scratch: Scratch) -> bool {
         let Images { grid, sides, channels: outs, .. } = self.written;
-        let (pitch, apart) = (block.pitch(sides), sides.apart());
+        let pitch = block.pitch(sides);
         let first = sides.first(group.phases[0], pitch);
         let (width, depth) = (self.columns.width(), outs.next_multiple_of(16));
-        let mut finite = true;
+        let across = sides.apart() * depth;
+        let (down, place_of_sums) = (pitch * across, self.place_of_sums());
+        // SAFETY: the features.
+        let (zero, scale) = unsafe { (V::zero(), V::splat(scale(READ))) };
+        // Zero times what is not finite is NaN, and zero otherwise.
+        let mut finite = [zero; 2];
         for (row, start) in grid.starts(block, sides).enumerate() {
             for channel in (0..outs).step_by(16) {
                 let (product, column) = (channel / width, channel % width);
@@ -366,7 +373,7 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
                         None => V::zero(),
                     }
                 };
-                let sums = product * Self::PLACES * self.place_of_sums() + row * width + column;
+                let sums = product * Self::PLACES * place_of_sums + row * width + column;
                 let sums = scratch.sums.wrapping_add(sums);
                 let to = scratch.results.wrapping_add((start + first) * depth + channel);
                 // SAFETY: the features; what is read has been written, and the pixels are the block's.
@@ -376,21 +383,22 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
                         |i, j| {
                             let place = i * READ + j;
                             if group.count::<READ>(place) > 0 {
-                                V::load(sums.wrapping_add(place * self.place_of_sums()))
+                                V::load(sums.wrapping_add(place * place_of_sums))
                             } else {
                                 V::zero()
                             }
                         },
                         #[inline(always)]
                         |i, j, y| {
-                            let y = y.mul_add(V::splat(scale(READ)), bias);
-                            finite &= y.is_finite(u16::MAX);
-                            y.store(to.wrapping_add((i * pitch + j) * apart * depth));
+                            let y = y.mul_add(scale, bias);
+                            finite[j % 2] = y.mul_add(zero, finite[j % 2]);
+                            y.store(to.wrapping_add(i * down + j * across));
                         },
                     );
                 }
             }
         }
-        finite
+        // SAFETY: the features.
+        unsafe { V::add(finite[0], finite[1]).is_finite(u16::MAX) }
     }
 }
