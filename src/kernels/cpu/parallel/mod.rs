@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 mod gate;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +29,7 @@ use std::thread::{self, Thread};
 
 use crate::error::lock::lock;
 use gate::Gate;
+use shares::Shares;
 
 /// Threads that share a loop that is run from here.
 pub(in crate::kernels) fn threads() -> usize {
@@ -187,8 +189,6 @@ type Body<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// Threads that a caller or helper offers a part at once: these offer it to more.
 const FAN: usize = 4;
-/// Tasks taken at once, at most.
-const CLAIM: usize = 64;
 /// Offers of a thread that have not begun, for each thread of the pool: where the pool is busy with something
 /// else, they would pile up.
 const PENDING: usize = 16;
@@ -198,10 +198,10 @@ const SPINS: usize = 1 << 9;
 /// What a caller and its helpers share.
 struct Loop {
     gate: Gate,
-    /// The next task that nobody has.
-    next: AtomicUsize,
-    tasks: usize,
+    shares: Shares,
     threads: usize,
+    /// The caller's number in the pool, if it is one of its threads.
+    place: Option<usize>,
     /// Helpers that may still be asked.
     wanted: AtomicUsize,
     /// The caller's, whose frame may be gone where the gate is closed.
@@ -221,15 +221,21 @@ fn run(tasks: usize, f: &Body<'_>) {
     if threads == 1 {
         return (0..tasks).for_each(f);
     }
+    if tasks > Shares::MOST {
+        let parts = (0..tasks).step_by(Shares::MOST);
+        return parts.for_each(|first| {
+            run(Shares::MOST.min(tasks - first), &|task| f(first + task));
+        });
+    }
     let body: *const Body<'_> = f;
     // SAFETY: only the lifetime changes. The pointer is followed while the gate is open or a helper inside,
     // and `_open` closes it and waits for helpers before this frame, and so the borrow of `f`, ends.
     let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
     let shared = Arc::new(Loop {
         gate: Gate::default(),
-        next: AtomicUsize::new(0),
-        tasks,
+        shares: Shares::new(tasks, threads.min(tasks)),
         threads,
+        place: rayon::current_thread_index(),
         wanted: AtomicUsize::new(threads.min(tasks) - 1),
         body,
         caller: thread::current(),
@@ -238,7 +244,7 @@ fn run(tasks: usize, f: &Body<'_>) {
     {
         let _open = Open(&shared);
         shared.offer();
-        shared.work(f);
+        shared.work(f, shared.place.unwrap_or(0));
     }
     let panic = lock(&shared.panic).take();
     if let Some(panic) = panic {
@@ -267,14 +273,14 @@ impl Drop for Open<'_> {
 
 impl Loop {
     /// Takes tasks until there is none.
-    fn work(&self, body: &Body<'_>) {
+    fn work(&self, body: &Body<'_>, own: usize) {
         let run = || {
-            while let Some(tasks) = self.claim() {
+            while let Some(tasks) = self.shares.take(own) {
                 tasks.for_each(body);
             }
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
-            self.next.store(self.tasks, Ordering::Relaxed);
+            self.shares.clear();
             let mut first = lock(&self.panic);
             match &*first {
                 None => *first = Some(panic),
@@ -284,26 +290,11 @@ impl Loop {
         }
     }
 
-    /// Some tasks that nobody else gets: fewer as fewer are left, so that threads end together.
-    fn claim(&self) -> Option<std::ops::Range<usize>> {
-        let mut first = self.next.load(Ordering::Relaxed);
-        while first < self.tasks {
-            let count = ((self.tasks - first) / (8 * self.threads)).clamp(1, CLAIM);
-            let next = (first, first + count);
-            let order = Ordering::Relaxed;
-            match self.next.compare_exchange_weak(next.0, next.1, order, order) {
-                Ok(_) => return Some(next.0..next.1),
-                Err(now) => first = now,
-            }
-        }
-        None
-    }
-
     /// Asks some threads of the pool to help.
     fn offer(self: &Arc<Self>) {
         for _ in 0..FAN {
             let one_less = |wanted: usize| wanted.checked_sub(1);
-            if self.next.load(Ordering::Relaxed) >= self.tasks
+            if self.shares.are_empty()
                 || self.wanted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_err()
             {
                 return;
@@ -322,9 +313,12 @@ impl Loop {
             return;
         }
         self.offer();
+        let place = rayon::current_thread_index().unwrap_or(0);
+        // Of a caller that is none of the pool's threads, the share is the first.
+        let own = if self.place.is_some() { place } else { 1 + place % (self.threads - 1) };
         // SAFETY: inside of the gate: the caller is in `run`, which has not dropped `_open`, so that its
         // borrow of the closure lasts until `leave`. `work` does not unwind.
-        self.work(unsafe { &*self.body });
+        self.work(unsafe { &*self.body }, own);
         if self.gate.leave() {
             // The caller may be gone by now: its handle is this loop's, not the frame's.
             self.caller.unpark();
