@@ -12,7 +12,8 @@
 //! - **Helpers look at no thread's state.** rayon may run one anywhere, also on a thread that waits inside of
 //!   someone's scope or holds someone's lock.
 //!
-//! Which thread takes a task changes no result: results are kept by number, and added up in that order.
+//! Which thread takes a task changes no result: results are kept by number, and added up in that order. Tasks are taken in no
+//! order; each thread begins with those that it had in the loop before ([`Shares`]).
 #![allow(unsafe_code)]
 
 mod gate;
@@ -220,12 +221,6 @@ fn run(tasks: usize, f: &Body<'_>) {
     let threads = if tasks > 1 { threads() } else { 1 };
     if threads == 1 {
         return (0..tasks).for_each(f);
-    }
-    if tasks > Shares::MOST {
-        let parts = (0..tasks).step_by(Shares::MOST);
-        return parts.for_each(|first| {
-            run(Shares::MOST.min(tasks - first), &|task| f(first + task));
-        });
     }
     let body: *const Body<'_> = f;
     // SAFETY: only the lifetime changes. The pointer is followed while the gate is open or a helper inside,

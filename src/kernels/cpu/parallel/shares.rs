@@ -1,53 +1,66 @@
 //! Which thread takes which tasks of a loop.
 //!
-//! Each thread has a share of neighbouring tasks, the same one in every loop of as many tasks: what it has written in
-//! one loop it reads in the next, from a cache that is near to it. A thread whose share is empty takes from the
-//! others' ends (Markatos and LeBlanc, "Using processor affinity in loop scheduling", 1994).
+//! Each thread has a share of neighbouring tasks, the same one in every loop of as many tasks: what it has written in one
+//! loop it reads in the next, from a cache that is near to it. A thread whose share is empty takes from the ends of the
+//! others' (Markatos and LeBlanc, "Using processor affinity in loop scheduling", 1994).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Tasks of a loop that nobody has.
+#[derive(Debug)]
 pub(super) struct Shares {
     shares: Box<[Share]>,
+    tasks: usize,
+    /// Tasks that are taken together: one, but where there are more than numbers of 32 bits.
+    unit: usize,
     /// Whether somebody has found all shares empty.
     empty: AtomicBool,
 }
 
-/// `start << 32 | end`, on a cache line of its own.
+/// `start << 32 | end`, in units, on a cache line of its own.
+#[derive(Debug)]
 #[repr(align(64))]
 struct Share(AtomicU64);
 
-/// What a thread leaves in a share: all but a quarter, so that threads end together.
-const TAKEN: usize = 4;
+/// A thread takes one of so many parts of what a share has: fewer as fewer are left, so that threads end together.
+const PARTS: usize = 4;
 
 impl Shares {
-    /// Most tasks: numbers of two fit in a word.
-    pub(super) const MOST: usize = u32::MAX as usize;
-
-    /// As many numbers for each of so many threads, to one.
+    /// As many for each of so many threads, to one.
     pub(super) fn new(tasks: usize, threads: usize) -> Self {
-        assert!(tasks <= Self::MOST && threads > 0);
-        // In 128 bits, as the product of two numbers may have 64 and more.
-        let start = |thread| (tasks as u128 * thread as u128 / threads as u128) as usize;
-        let share = |thread| Share(AtomicU64::new(word(start(thread)..start(thread + 1))));
-        Self { shares: (0..threads).map(share).collect(), empty: AtomicBool::new(false) }
+        Self::with_numbers(tasks, threads, u32::MAX as usize)
     }
 
-    /// Some tasks that nobody else gets, for the thread of this share, or of the one so many times around; `None` where none
-    /// are left.
+    /// Of numbers up to `most`.
+    fn with_numbers(tasks: usize, threads: usize, most: usize) -> Self {
+        let unit = tasks.div_ceil(most).max(1);
+        let units = tasks.div_ceil(unit) as u64;
+        // Numbers of 32 bits, whose products have 64.
+        let start = |thread: usize| units * thread as u64 / threads as u64;
+        let share = |thread| Share(AtomicU64::new(start(thread) << 32 | start(thread + 1)));
+        Self {
+            shares: (0..threads).map(share).collect(),
+            tasks,
+            unit,
+            empty: AtomicBool::new(false),
+        }
+    }
+
+    /// Some tasks that nobody else gets: of share `own`, counted around, while it has some. `None` where no share has any.
     pub(super) fn take(&self, own: usize) -> Option<Range<usize>> {
         let (before, after) = self.shares.split_at(own % self.shares.len());
-        let all = after.iter().chain(before).enumerate();
-        let taken = all.into_iter().find_map(|(distance, share)| share.take(distance == 0));
+        let mut shares = after.iter().chain(before).enumerate();
+        let taken = shares.find_map(|(distance, share)| share.take(distance == 0));
         if taken.is_none() {
             // A share that is empty stays so.
             self.empty.store(true, Ordering::Relaxed);
         }
-        taken
+        let first = |unit: u64| (unit as usize).saturating_mul(self.unit).min(self.tasks);
+        taken.map(|units| first(units.start)..first(units.end))
     }
 
-    /// Whether all tasks are known to be taken.
+    /// Whether a thread has seen that all tasks are taken.
     pub(super) fn are_empty(&self) -> bool {
         self.empty.load(Ordering::Relaxed)
     }
@@ -60,22 +73,21 @@ impl Shares {
 }
 
 impl Share {
-    /// Some tasks of the start of this share, or of its end.
-    fn take(&self, first: bool) -> Option<Range<usize>> {
+    /// Some units of its start, or of its end.
+    fn take(&self, at_start: bool) -> Option<Range<u64>> {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
-            let Range { start, end } = range(now);
+            let (start, end) = (now >> 32, now & u64::from(u32::MAX));
             if start == end {
                 return None;
             }
-            let count = (end - start).div_ceil(TAKEN);
-            let (taken, left) = if first {
-                (start..start + count, start + count..end)
-            } else {
-                (end - count..end, start..end - count)
+            let count = (end - start).div_ceil(PARTS as u64);
+            let (taken, start, end) = match at_start {
+                true => (start..start + count, start + count, end),
+                false => (end - count..end, start, end - count),
             };
-            let order = Ordering::Relaxed;
-            match self.0.compare_exchange_weak(now, word(left), order, order) {
+            let (left, order) = (start << 32 | end, Ordering::Relaxed);
+            match self.0.compare_exchange_weak(now, left, order, order) {
                 Ok(_) => return Some(taken),
                 Err(other) => now = other,
             }
@@ -83,10 +95,72 @@ impl Share {
     }
 }
 
-fn word(tasks: Range<usize>) -> u64 {
-    (tasks.start as u64) << 32 | tasks.end as u64
-}
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
 
-fn range(word: u64) -> Range<usize> {
-    (word >> 32) as usize..(word & u64::from(u32::MAX)) as usize
+    use super::*;
+    use crate::kernels::cpu::testing::unless_miri;
+
+    #[test]
+    fn a_thread_takes_its_own_tasks_in_order_and_then_the_last_of_others() {
+        let shares = Shares::new(30, 3);
+        let mut next = 10;
+        while next < 20 {
+            let taken = shares.take(1).unwrap();
+            assert_eq!((taken.start, taken.end > taken.start), (next, true));
+            next = taken.end;
+        }
+        assert_eq!(next, 20);
+        assert_eq!(shares.take(1), Some(27..30), "a quarter of the next share, from its end");
+        assert_eq!(shares.take(2), Some(20..22));
+        assert_eq!(shares.take(3), Some(0..3), "counted around");
+        assert!(!shares.are_empty());
+        shares.clear();
+        assert!(shares.are_empty() && (0..4).all(|own| shares.take(own).is_none()));
+    }
+
+    #[test]
+    fn numbers_of_more_tasks_than_there_are_stand_for_several() {
+        let shares = Shares::with_numbers(1001, 3, 10);
+        let all: Vec<_> = std::iter::from_fn(|| shares.take(0)).collect();
+        let mut tasks: Vec<usize> = all.iter().cloned().flatten().collect();
+        tasks.sort_unstable();
+        assert!(tasks.into_iter().eq(0..1001) && all.len() <= 10);
+        assert!(shares.are_empty());
+        let huge = Shares::new(usize::MAX, 2);
+        let first = huge.take(0).unwrap();
+        assert_eq!(first.start, 0);
+        assert!(first.len() > usize::MAX / 16 && first.len() < usize::MAX / 4, "{first:?}");
+        let last =
+            huge.take(1).and_then(|_| std::iter::from_fn(|| huge.take(1)).max_by_key(|r| r.end));
+        assert_eq!(last.unwrap().end, usize::MAX);
+    }
+
+    /// Threads that take what is left of one another's shares.
+    #[test]
+    fn each_task_is_taken_once() {
+        for tasks in [1, 2, 3, 7, 64, 1000] {
+            for threads in [1, 2, 3, 5] {
+                for _ in 0..unless_miri(50, 1) {
+                    let (shares, all) = (Shares::new(tasks, threads), Mutex::new(Vec::new()));
+                    std::thread::scope(|scope| {
+                        // Not everyone comes, and one comes who has no share of its own.
+                        for own in (0..=threads).skip(usize::from(threads > 2)) {
+                            let (shares, all) = (&shares, &all);
+                            scope.spawn(move || {
+                                while let Some(taken) = shares.take(own) {
+                                    all.lock().unwrap().extend(taken);
+                                }
+                                assert!(shares.are_empty());
+                            });
+                        }
+                    });
+                    let mut all = all.into_inner().unwrap();
+                    all.sort_unstable();
+                    assert!(all.into_iter().eq(0..tasks), "{tasks} tasks of {threads} threads");
+                }
+            }
+        }
+    }
 }

@@ -87,6 +87,19 @@ fn helpers_come_to_callers_inside_and_outside_of_a_pool() {
     }
 }
 
+/// What a thread has written in one loop, it reads in the next.
+#[test]
+fn a_thread_has_the_same_tasks_in_every_loop() {
+    pool(3).install(|| {
+        for _ in 0..unless_miri(100, 3) {
+            let barrier = Barrier::new(3);
+            // Threads that meet at a barrier have one task each.
+            let places = map(3, |_| (barrier.wait(), rayon::current_thread_index()).1);
+            assert_eq!(places, [Some(0), Some(1), Some(2)]);
+        }
+    });
+}
+
 #[test]
 fn loops_nest() {
     everywhere(|| {
