@@ -42,7 +42,8 @@ const SLOTS: usize = 3;
 
 /// The vectors for a product of so many rows, terms and columns; `None` where the `gemm` crate is faster.
 ///
-/// That packs less of a product that is small or has few columns. With AVX-512 it is as fast as blocks where the
+/// That packs less of a product that is small or has few columns. Few rows by a right side that is `turned` take it several
+/// times as long as blocks, with any vectors. With AVX-512 it is as fast as blocks where the
 /// terms of each side lie as it packs them, and slower where they are `turned`: of a left side the terms of a row are
 /// apart, of a right one those of a column follow each other. It is also slower where its threads cannot share a
 /// product. Measured on Zen 5.
@@ -66,7 +67,7 @@ fn is_faster(
         return false;
     }
     if !vectors.hold_squares() {
-        return rows >= 8;
+        return rows >= 8 || rows >= 2 && depth >= 256 && turned()[1];
     }
     let unshared = rows >= 128 && rows.max(columns) < 256;
     // Of a product of many more rows than columns, packing the rows takes longer than it saves.
