@@ -11,8 +11,9 @@ use super::gemm::micro::InstructionSet;
 /// Names are those of the variable `CANDLE_AMP_CPU`: `baseline`, `avx2`, `avx512`, `avx512-bf16` and `amx`, or on ARM
 /// `baseline` and `neon`. The baseline is what every processor of the target has; there, and where it says `gemm crate`, that
 /// crate computes products with the instructions that it finds itself. Products that are too small or too thin for the
-/// set that is named are the `gemm` crate's as well: with `avx2` those of fewer than 8 rows, 128 columns or 2¹⁹ terms in
-/// all, with `avx512` most of those without a transposed side too. What is displayed says why each was chosen.
+/// set that is named are the `gemm` crate's as well: with `avx2` those of fewer than 128 columns or 2¹⁹ terms in all, and
+/// most of those of fewer than 8 rows; with `avx512` most of those without a transposed side too. What is displayed says why
+/// each was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InstructionSets {

@@ -13,7 +13,7 @@
 //!   someone's scope or holds someone's lock.
 //!
 //! Which thread takes a task changes no result: results are kept by number, and added up in that order. Tasks are taken in no
-//! order; each thread begins with those that it had in the loop before ([`Shares`]).
+//! order; a thread begins with those of its own share ([`Shares`]).
 #![allow(unsafe_code)]
 
 mod gate;
@@ -42,7 +42,7 @@ pub(in crate::kernels) fn threads() -> usize {
 /// `f` takes no lock and looks at no state of its thread.
 ///
 /// # Panics
-/// If `f` does. Tasks that have not begun by then are left out.
+/// If `f` does. Most tasks that have not begun by then are left out.
 pub(in crate::kernels) fn for_each(tasks: usize, f: impl Fn(usize) + Sync) {
     run(tasks, &f);
 }

@@ -1,8 +1,9 @@
 //! Which thread takes which tasks of a loop.
 //!
-//! Each thread has a share of neighbouring tasks, the same one in every loop of as many tasks: what it has written in one
-//! loop it reads in the next, from a cache that is near to it. A thread whose share is empty takes from the ends of the
-//! others' (Markatos and LeBlanc, "Using processor affinity in loop scheduling", 1994).
+//! Each thread has a share of neighbouring tasks. A thread of the pool has the same one in every loop that is run from the pool
+//! and has as many tasks: what it has written in one loop it reads in the next, from a cache that is near to it. A thread
+//! whose share is empty takes from the ends of the others', as in Markatos and LeBlanc, "Using processor affinity in loop
+//! scheduling on shared-memory multiprocessors" (1994).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(super) struct Shares {
     shares: Box<[Share]>,
     tasks: usize,
-    /// Tasks that are taken together: one, but where there are more than numbers of 32 bits.
+    /// Tasks that are taken together: more than one only where there are more tasks than a number of 32 bits counts.
     unit: usize,
     /// Whether somebody has found all shares empty.
     empty: AtomicBool,
@@ -24,15 +25,17 @@ pub(super) struct Shares {
 struct Share(AtomicU64);
 
 /// A thread takes one of so many parts of what a share has: fewer as fewer are left, so that threads end together.
-const PARTS: usize = 4;
+const PARTS: u64 = 8;
+/// Units that are taken at once, at most: nobody else can take them, should they be slow.
+const MOST: u64 = 16;
 
 impl Shares {
-    /// As many for each of so many threads, to one.
+    /// Shares of so many threads, whose sizes differ by one at most.
     pub(super) fn new(tasks: usize, threads: usize) -> Self {
         Self::with_numbers(tasks, threads, u32::MAX as usize)
     }
 
-    /// Of numbers up to `most`.
+    /// As [`Self::new`], of at most `most` units.
     fn with_numbers(tasks: usize, threads: usize, most: usize) -> Self {
         let unit = tasks.div_ceil(most).max(1);
         let units = tasks.div_ceil(unit) as u64;
@@ -81,7 +84,7 @@ impl Share {
             if start == end {
                 return None;
             }
-            let count = (end - start).div_ceil(PARTS as u64);
+            let count = (end - start).div_ceil(PARTS).min(MOST);
             let (taken, start, end) = match at_start {
                 true => (start..start + count, start + count, end),
                 false => (end - count..end, start, end - count),
@@ -112,9 +115,9 @@ mod tests {
             next = taken.end;
         }
         assert_eq!(next, 20);
-        assert_eq!(shares.take(1), Some(27..30), "a quarter of the next share, from its end");
-        assert_eq!(shares.take(2), Some(20..22));
-        assert_eq!(shares.take(3), Some(0..3), "counted around");
+        assert_eq!(shares.take(1), Some(28..30), "an eighth of the next share, from its end");
+        assert_eq!(shares.take(2), Some(20..21));
+        assert_eq!(shares.take(3), Some(0..2), "counted around");
         assert!(!shares.are_empty());
         shares.clear();
         assert!(shares.are_empty() && (0..4).all(|own| shares.take(own).is_none()));
@@ -130,11 +133,9 @@ mod tests {
         assert!(shares.are_empty());
         let huge = Shares::new(usize::MAX, 2);
         let first = huge.take(0).unwrap();
-        assert_eq!(first.start, 0);
-        assert!(first.len() > usize::MAX / 16 && first.len() < usize::MAX / 4, "{first:?}");
-        let last =
-            huge.take(1).and_then(|_| std::iter::from_fn(|| huge.take(1)).max_by_key(|r| r.end));
-        assert_eq!(last.unwrap().end, usize::MAX);
+        assert_eq!(first, 0..MOST as usize * huge.unit);
+        let last = huge.shares[1].take(false).unwrap();
+        assert_eq!((last.end as usize).saturating_mul(huge.unit), usize::MAX);
     }
 
     /// Threads that take what is left of one another's shares.

@@ -42,11 +42,10 @@ const SLOTS: usize = 3;
 
 /// The vectors for a product of so many rows, terms and columns; `None` where the `gemm` crate is faster.
 ///
-/// That packs less of a product that is small or has few columns. Few rows by a right side that is `turned` take it several
-/// times as long as blocks, with any vectors. With AVX-512 it is as fast as blocks where the
-/// terms of each side lie as it packs them, and slower where they are `turned`: of a left side the terms of a row are
-/// apart, of a right one those of a column follow each other. It is also slower where its threads cannot share a
-/// product. Measured on Zen 5.
+/// That packs less of a product that is small or has few columns. With AVX-512 it is as fast as blocks where the terms of
+/// each side lie as it packs them, and slower where they are `turned`: of a left side the terms of a row are apart, of a
+/// right one those of a column follow each other. Few rows by such a right side take it several times as long as blocks,
+/// with AVX2 too. It is also slower where its threads cannot share a product. Measured on Zen 5.
 pub(in crate::kernels) fn vectors(
     [rows, depth, columns]: [usize; 3],
     turned: impl FnOnce() -> [bool; 2],

@@ -138,9 +138,9 @@ enum Sharing {
     Alone,
     /// Each packs what it multiplies, so that nobody waits between the two.
     Parts,
-    /// All pack the right side first, and then take rows as they come.
+    /// All pack the right side first, and then take rows.
     Rows,
-    /// All pack the left side first, and then take columns as they come.
+    /// All pack the left side first, and then take columns.
     Columns,
 }
 
@@ -310,7 +310,7 @@ impl<T: Bf16Terms, O: Rounded> Product<'_, T, O> {
     }
 }
 
-/// Calls `f` with the lines from 0 on, in parts of about `each`, on whichever thread comes first.
+/// Calls `f` with the lines from 0 on, in parts of about `each`, on all threads.
 fn parts(lines: &Range<usize>, each: usize, f: impl Fn(Range<usize>) + Sync) {
     let (end, each) = (lines.end, each.next_multiple_of(16));
     parallel::for_each(end.div_ceil(each), |n| f(n * each..end.min((n + 1) * each)));

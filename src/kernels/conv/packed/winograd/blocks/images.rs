@@ -232,10 +232,10 @@ impl Images {
     }
 }
 
-/// Elements that are copied without a loop, and without a mask.
+/// Elements that are copied together, without masks.
 const AT_A_TIME: usize = 64;
 
-/// Copies elements that lie together, and asks for those so many elements ahead.
+/// Copies elements that lie together, and asks for those that lie `ahead` elements further.
 ///
 /// # Safety
 /// The features of `V`; so many elements, and places for them in whole vectors.
@@ -244,7 +244,7 @@ unsafe fn widen<V: Vector, S: Stored>(from: *const S, len: usize, ahead: usize, 
     for first in (0..len).step_by(AT_A_TIME) {
         let (from, to) = (from.wrapping_add(first), to.wrapping_add(first));
         let left = len - first;
-        prefetch_at(from.wrapping_add(ahead), AT_A_TIME);
+        prefetch_at(from.wrapping_add(ahead), left.min(AT_A_TIME));
         // SAFETY: the caller's.
         unsafe {
             if left >= AT_A_TIME {

@@ -358,7 +358,7 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
         let (down, place_of_sums) = (pitch * across, self.place_of_sums());
         // SAFETY: the features.
         let (zero, scale) = unsafe { (V::zero(), V::splat(scale(READ))) };
-        // Zero times what is not finite is NaN, and zero otherwise.
+        // What is not finite, times zero, is NaN; a number is zero.
         let mut finite = [zero; 2];
         for (row, start) in grid.starts(block, sides).enumerate() {
             for channel in (0..outs).step_by(16) {
@@ -391,7 +391,7 @@ impl<const READ: usize, const MADE: usize, const TILES: usize, const ROW: usize>
                         #[inline(always)]
                         |i, j, y| {
                             let y = y.mul_add(scale, bias);
-                            finite[j % 2] = y.mul_add(zero, finite[j % 2]);
+                            finite[i % 2] = y.mul_add(zero, finite[i % 2]);
                             y.store(to.wrapping_add(i * down + j * across));
                         },
                     );
