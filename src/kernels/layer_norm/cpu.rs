@@ -7,6 +7,7 @@
 //! Backward gets, for each row, `dx = (g - mean(g) - normal · mean(g · normal)) / std` with `g = grad · weight`. RMS
 //! norm has no `mean(g)`. The gradients of weight and bias are sums over rows: blocks of rows have sums of their own,
 //! which are added in F64 in a fixed order. So a result does not depend on the number of threads.
+#![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 
@@ -21,8 +22,8 @@ use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{
     BLOCK, GRAIN, each_lane, for_each_chunk, for_each_task, pieces, vectorise_in,
 };
-use crate::kernels::cpu::uninit::{uninit_vec, zeroed};
-use crate::kernels::reduce::channels::block_sums;
+use crate::kernels::cpu::uninit::{as_uninit, uninit_vec};
+use crate::kernels::reduce::channels::{LANES, block_sums, total};
 use crate::kernels::reduce::norm::parameter;
 
 /// What a row is normalised by.
@@ -38,6 +39,15 @@ impl<A: Real> RowStatistics<A> {
     #[inline(always)]
     fn normalise(self, x: A) -> A {
         ((x - self.mean) - self.rest) * self.inv_std
+    }
+
+    /// What an element of a row adds: to the sum of the gradient with respect to what is normal, to that of its product
+    /// with what is normal, and to the gradients of weight and bias.
+    #[inline(always)]
+    fn terms<T: Lane<Acc = A>>(self, x: T, grad: T, weight: A) -> [A; 4] {
+        let (normal, grad) = (self.normalise(x.widened()), grad.widened());
+        let gradient = grad * weight;
+        [gradient, gradient * normal, grad * normal, grad]
     }
 
     /// Two passes: the mean, then the squares about it.
@@ -142,7 +152,6 @@ pub(super) fn backward(
             weight: parameter(weight, x.dim(D::Minus1)?, 1.0)?,
             statistics: &Elements::of(statistics)?,
             centred,
-            affine: wants[1].or(wants[2]).is_some(),
         };
         match wants[0] {
             None => (None, backward.run::<T>(&mut [], &[])),
@@ -159,6 +168,24 @@ pub(super) fn backward(
     Ok([dx, sum(dweight, wants[1])?, sum(dbias, wants[2])?])
 }
 
+/// What the gradient of a row depends on.
+#[derive(Clone, Copy)]
+struct RowGradient<A> {
+    row: RowStatistics<A>,
+    /// The mean of the gradient with respect to what is normal.
+    average: A,
+    /// The mean of its product with that.
+    along: A,
+}
+
+impl<A: Real> RowGradient<A> {
+    #[inline(always)]
+    fn of<T: Lane<Acc = A>>(self, x: T, grad: T, weight: A) -> A {
+        let normal = self.row.normalise(x.widened());
+        (grad.widened() * weight - self.average - normal * self.along) * self.row.inv_std
+    }
+}
+
 struct RowsBackward<'a, T: Lane<Acc: Lane>> {
     x: &'a [T],
     grad: &'a [T],
@@ -166,8 +193,6 @@ struct RowsBackward<'a, T: Lane<Acc: Lane>> {
     /// Three numbers per row.
     statistics: &'a [T::Acc],
     centred: bool,
-    /// Whether the gradients of weight and bias are wanted.
-    affine: bool,
 }
 
 impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
@@ -193,93 +218,170 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
         // enough for several threads to have some.
         let block = GRAIN.div_ceil(columns.max(1)).clamp(8, 64);
         let blocks = rows.div_ceil(block);
-        let width = if self.affine { 2 * columns } else { 0 };
-        let mut sums = vec![T::Acc::zero(); blocks * width];
+        let width = padded(columns);
+        let mut sums = vec![T::Acc::zero(); blocks * 2 * width];
         let tasks = pieces(dx, block * columns, blocks).into_iter();
-        let tasks = tasks.zip(pieces(&mut sums, width, blocks)).enumerate().collect();
+        let tasks = tasks.zip(pieces(&mut sums, 2 * width, blocks)).enumerate().collect();
         for_each_task(tasks, |(number, (dx, sums))| {
             let rows = number * block..rows.min((number + 1) * block);
-            let (dx, mut scratch) = (zeroed(dx), vec![T::Acc::zero(); 2 * columns]);
             vectorise_in::<T::Acc>(
                 #[inline(always)]
-                || self.block(rows.clone(), dx, pending, sums, &mut scratch),
+                || self.block(rows.clone(), dx, pending, sums),
             );
         });
-        let mut totals = vec![0.0; 2 * columns];
-        if self.affine {
-            for_each_chunk::<T::Acc, _>(
-                &mut totals,
-                BLOCK,
-                #[inline(always)]
-                |chunk, totals| {
-                    for sums in sums.chunks_exact(2 * columns) {
-                        for (total, sum) in totals.iter_mut().zip(&sums[chunk * BLOCK..]) {
-                            *total += sum.to_double();
-                        }
+        let mut totals = vec![0.0; 2 * width];
+        for_each_chunk::<T::Acc, _>(
+            &mut totals,
+            BLOCK,
+            #[inline(always)]
+            |chunk, totals| {
+                for sums in sums.chunks_exact(2 * width) {
+                    for (total, sum) in totals.iter_mut().zip(&sums[chunk * BLOCK..]) {
+                        *total += sum.to_double();
                     }
-                },
-            );
-        }
-        totals
+                }
+            },
+        );
+        let places = (0..2).flat_map(|k| (0..columns).map(move |i| k * width + place(i, columns)));
+        places.map(|place| totals[place]).collect()
     }
 
     #[inline(always)]
     fn block<O: Lane<Acc = T::Acc>>(
         &self,
         rows: std::ops::Range<usize>,
-        dx: &mut [O],
+        dx: &mut [MaybeUninit<O>],
         pending: &[O],
         sums: &mut [T::Acc],
-        scratch: &mut [T::Acc],
     ) {
         let columns = self.weight.len();
-        let (normal, gradient) = scratch.split_at_mut(columns);
-        let weight = &self.weight[..columns];
+        let mut wide = vec![T::Acc::zero(); if pending.is_empty() { 0 } else { columns }];
         for (at, row) in rows.enumerate() {
             let first = row * columns;
-            let x = &self.x[first..][..columns];
-            let grad = &self.grad[first..][..columns];
+            let inputs = [&self.x[first..][..columns], &self.grad[first..][..columns]];
             let &[mean, rest, inv_std] = &self.statistics[row * 3..][..3] else { return };
             let row = RowStatistics { mean, rest, inv_std };
-            for i in 0..columns {
-                normal[i] = row.normalise(x[i].widened());
-                gradient[i] = grad[i].widened() * weight[i];
-            }
-            if !sums.is_empty() {
-                let (dweight, dbias) = sums.split_at_mut(columns);
-                for i in 0..columns {
-                    dweight[i] += grad[i].widened() * normal[i];
-                    dbias[i] += grad[i].widened();
-                }
-            }
+            let [average, along] = self.row_sums(inputs, row, sums);
             if dx.is_empty() {
                 continue;
             }
-            // `gradient` is the gradient with respect to `normal`, and
-            // dx = (gradient - average(gradient) - normal * average(gradient * normal)) / std
-            let (mut average, mut along) = (0.0, 0.0);
-            for (gradient, normal) in gradient.chunks(BLOCK).zip(normal.chunks(BLOCK)) {
-                let [sum, dot] = block_sums(
-                    [gradient, normal],
-                    #[inline(always)]
-                    |[gradient, normal]| [gradient, gradient * normal],
-                );
-                (average, along) = (average + sum, along + dot);
-            }
             let average = if self.centred { average / columns as f64 } else { 0.0 };
             let (average, along) = (T::Acc::of(average), T::Acc::of(along / columns as f64));
-            let dx_wide = &mut *gradient; // in the same scratch
-            for (dx, normal) in dx_wide.iter_mut().zip(&*normal) {
-                *dx = (*dx - average - *normal * along) * inv_std;
-            }
-            if let Some(pending) = pending.get(first..first + columns) {
-                for (dx, pending) in dx_wide.iter_mut().zip(pending) {
-                    *dx += pending.widened();
-                }
-            }
-            for (dx, wide) in dx[at * columns..][..columns].iter_mut().zip(&*dx_wide) {
-                *dx = O::narrowed(*wide);
-            }
+            let gradient = RowGradient { row, average, along };
+            let dx = &mut dx[at * columns..][..columns];
+            let Some(pending) = pending.get(first..first + columns) else {
+                each_lane(
+                    dx,
+                    inputs,
+                    [&self.weight],
+                    #[inline(always)]
+                    |[x, grad]: [T; 2], [weight]| O::narrowed(gradient.of(x, grad, weight)),
+                );
+                continue;
+            };
+            // SAFETY: only elements are written.
+            each_lane(
+                unsafe { as_uninit(&mut wide) },
+                inputs,
+                [&self.weight],
+                #[inline(always)]
+                |[x, grad]: [T; 2], [weight]| gradient.of(x, grad, weight),
+            );
+            each_lane(
+                dx,
+                [pending],
+                [&wide],
+                #[inline(always)]
+                |[pending]: [O; 1], [dx]| O::narrowed(dx + pending.widened()),
+            );
         }
     }
+
+    /// The sums over a row of the gradient with respect to what is normal, and of its product with that. Adds to the sums of
+    /// the parameters' gradients.
+    #[inline(always)]
+    fn row_sums(
+        &self,
+        inputs: [&[T]; 2],
+        row: RowStatistics<T::Acc>,
+        parameters: &mut [T::Acc],
+    ) -> [f64; 2] {
+        let columns = self.weight.len();
+        let (dweight, dbias) = parameters.split_at_mut(padded(columns));
+        let mut totals = [0.0; 2];
+        for start in (0..columns).step_by(BLOCK) {
+            let end = columns.min(start + BLOCK);
+            let mut lanes = [[T::Acc::zero(); LANES]; 2];
+            for at in (start..end - end % LANES).step_by(LANES) {
+                let parameters = [&mut dweight[at..], &mut dbias[at..]];
+                lanes = self.add_columns(lanes, inputs, row, parameters, at, 0);
+            }
+            // A copy: the lanes above are in registers.
+            let (mut sums, rest) = (lanes, end % LANES);
+            if columns < LANES {
+                for i in 0..columns {
+                    let terms = row.terms(inputs[0][i], inputs[1][i], self.weight[i]);
+                    sums[0][i] += terms[0];
+                    sums[1][i] += terms[1];
+                    dweight[i] += terms[2];
+                    dbias[i] += terms[3];
+                }
+            } else if rest > 0 {
+                let at = end - rest;
+                let parameters = [&mut dweight[at..], &mut dbias[at..]];
+                let (at, counted) = (columns - LANES, LANES - rest);
+                sums = self.add_columns(sums, inputs, row, parameters, at, counted);
+            }
+            totals = from_fn(|k| totals[k] + total(&sums[k]));
+        }
+        totals
+    }
+
+    /// Adds the [terms](RowStatistics::terms) of 32 columns from `at` on: to sums of a row, where the first `counted` are in
+    /// those already, and to the first 32 of `parameters`.
+    #[inline(always)]
+    fn add_columns(
+        &self,
+        lanes: [[T::Acc; LANES]; 2],
+        inputs: [&[T]; 2],
+        row: RowStatistics<T::Acc>,
+        [dweight, dbias]: [&mut [T::Acc]; 2],
+        at: usize,
+        counted: usize,
+    ) -> [[T::Acc; LANES]; 2] {
+        let [x, grad]: [[T; LANES]; 2] = from_fn(|m| inputs[m][at..at + LANES].as_chunks().0[0]);
+        let weight: [T::Acc; LANES] = self.weight[at..at + LANES].as_chunks().0[0];
+        let dweight = &mut dweight[..LANES].as_chunks_mut().0[0];
+        let dbias = &mut dbias[..LANES].as_chunks_mut().0[0];
+        // Copies: behind references, nothing would be vectorised.
+        let mut sums: [[T::Acc; LANES]; 4] = [lanes[0], lanes[1], *dweight, *dbias];
+        let mut terms = [[T::Acc::zero(); LANES]; 4];
+        for lane in 0..LANES {
+            let of_lane = row.terms(x[lane], grad[lane], weight[lane]);
+            for k in 0..4 {
+                let is_new = k >= 2 || lane >= counted;
+                terms[k][lane] = if is_new { of_lane[k] } else { T::Acc::zero() };
+            }
+        }
+        for k in 0..4 {
+            for lane in 0..LANES {
+                sums[k][lane] += terms[k][lane];
+            }
+        }
+        *dweight = sums[2];
+        *dbias = sums[3];
+        [sums[0], sums[1]]
+    }
+}
+
+/// The length of sums of so many columns: whole blocks of 32.
+fn padded(columns: usize) -> usize {
+    columns.next_multiple_of(LANES)
+}
+
+/// Which of such sums is that of a column. The last block has the last 32 columns: what of them is in the block before as well
+/// is added up twice, and read there. So a block is never written in part, which the next row would have to wait for.
+fn place(column: usize, columns: usize) -> usize {
+    let last = padded(columns) - LANES;
+    if column < last || columns < LANES { column } else { column + padded(columns) - columns }
 }

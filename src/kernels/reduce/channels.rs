@@ -21,7 +21,7 @@ use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, each_lane, for_each_chunk, generate_in_place, runs};
 
 /// Independent partial sums, so that additions do not wait for each other.
-const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 /// Columns added up side by side: a row is then read in order, and two sums of each fit registers.
 const COLUMNS: usize = 64;
 /// Rows added up in the arithmetic type before a partial sum moves on to `f64`.
@@ -361,17 +361,20 @@ pub(crate) fn block_sums<T: Lane, const M: usize, const K: usize>(
     from_fn(|k| total(&lanes[k]))
 }
 
-/// Adds the values of `term` over the elements of `inputs`, element `i` to lane `i % LANES`.
+/// Adds the values of `term` over the elements of `inputs`, 32 by 32 to the lanes. Of what is left, the last 32 are read,
+/// and those which are not in the sums yet count.
 #[inline(always)]
 fn add_block<T: Lane, const M: usize, const K: usize>(
     lanes: &mut [[T::Acc; LANES]; K],
     inputs: [&[T]; M],
     term: impl Fn([T::Acc; M]) -> [T::Acc; K],
 ) {
+    let len = inputs[0].len();
+    // A copy that nothing but this loop uses is in registers.
     let mut sums = *lanes;
-    let chunks: [(&[[T; LANES]], &[T]); M] = from_fn(|m| inputs[m].as_chunks());
-    for i in 0..chunks[0].0.len() {
-        let block: [[T; LANES]; M] = from_fn(|m| chunks[m].0[i]);
+    let chunks: [&[[T; LANES]]; M] = from_fn(|m| inputs[m].as_chunks().0);
+    for i in 0..chunks[0].len() {
+        let block: [[T; LANES]; M] = from_fn(|m| chunks[m][i]);
         for lane in 0..LANES {
             let terms = term(from_fn(|m| block[m][lane].widened()));
             for k in 0..K {
@@ -379,14 +382,30 @@ fn add_block<T: Lane, const M: usize, const K: usize>(
             }
         }
     }
-    let rest: [&[T]; M] = from_fn(|m| chunks[m].1);
-    for lane in 0..rest[0].len().min(LANES) {
-        let terms = term(from_fn(|m| rest[m][lane].widened()));
+    *lanes = sums;
+    let rest = len % LANES;
+    if len < LANES {
+        for lane in 0..rest {
+            let terms = term(from_fn(|m| inputs[m][lane].widened()));
+            for k in 0..K {
+                lanes[k][lane] += terms[k];
+            }
+        }
+    } else if rest > 0 {
+        let block: [[T; LANES]; M] = from_fn(|m| inputs[m][len - LANES..].as_chunks().0[0]);
+        let mut last = [[T::Acc::zero(); LANES]; K];
+        for lane in 0..LANES {
+            let terms = term(from_fn(|m| block[m][lane].widened()));
+            for k in 0..K {
+                last[k][lane] = if lane < LANES - rest { T::Acc::zero() } else { terms[k] };
+            }
+        }
         for k in 0..K {
-            sums[k][lane] += terms[k];
+            for lane in 0..LANES {
+                lanes[k][lane] += last[k][lane];
+            }
         }
     }
-    *lanes = sums;
 }
 
 /// The sum of all lanes: by eights, as one addition waits for the one before.
@@ -394,7 +413,7 @@ fn add_block<T: Lane, const M: usize, const K: usize>(
 /// Not inlined: the compiler would arrange the lanes for these few additions, and leave the loop that fills them
 /// scalar.
 #[inline(never)]
-fn total<A: Real>(lanes: &[A; LANES]) -> f64 {
+pub(crate) fn total<A: Real>(lanes: &[A; LANES]) -> f64 {
     let mut sums = [0.0; 8];
     for lanes in lanes.as_chunks::<8>().0 {
         for (sum, lane) in sums.iter_mut().zip(lanes) {

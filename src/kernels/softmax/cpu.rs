@@ -193,10 +193,12 @@ pub(crate) fn maxima_and_sums<T: Lane<Acc: Exp>>(
     rows.into_iter().unzip()
 }
 
+/// Elements compared side by side.
+const LANES: usize = 32;
+
 /// The largest of `x`; NaN is passed over, and reaches the result through the sums.
 #[inline(always)]
 pub(crate) fn largest<T: Lane>(x: &[T]) -> T::Acc {
-    const LANES: usize = 32;
     let mut lanes = [T::Acc::neg_infinity(); LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for x in chunks {
@@ -210,15 +212,26 @@ pub(crate) fn largest<T: Lane>(x: &[T]) -> T::Acc {
             lanes[lane] = if wide[lane] > lanes[lane] { wide[lane] } else { lanes[lane] };
         }
     }
-    let mut largest = largest_of(&lanes);
+    // A copy again: lanes whose address is taken would be stored to memory in every turn of the loop.
+    let mut largest = largest_of(&mut { lanes });
     for x in rest {
         largest = if x.widened() > largest { x.widened() } else { largest };
     }
     largest
 }
 
+/// The larger of two halves, down to one, as one comparison waits for the one before.
+///
 /// Not inlined: the compiler would arrange the lanes for this, and leave the loop that fills them scalar.
 #[inline(never)]
-fn largest_of<A: Real>(lanes: &[A]) -> A {
-    lanes.iter().fold(A::neg_infinity(), |a, &b| if b > a { b } else { a })
+fn largest_of<A: Real>(lanes: &mut [A; LANES]) -> A {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            let (a, b) = (lanes[lane], lanes[lane + half]);
+            lanes[lane] = if b > a { b } else { a };
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
