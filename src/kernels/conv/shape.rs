@@ -190,4 +190,11 @@ impl Shape {
             && self.geometry.stride == 1
             && self.geometry.padding == (0, 0)
     }
+
+    /// The same convolution of images that are one row, of one that is pointwise.
+    pub(super) fn in_one_row(&self) -> Option<Self> {
+        let (height, width) = (1, self.pixels());
+        let row = Self { height, width, out_height: height, out_width: width, ..*self };
+        self.pointwise().then_some(row)
+    }
 }

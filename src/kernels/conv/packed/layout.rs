@@ -78,6 +78,13 @@ impl Taps {
         Self { rows: here.clone(), columns: here, step: 1, grid, out_step: 1 }
     }
 
+    /// The same at positions in one row, where each meets the pixel at its own place alone.
+    pub(super) fn in_one_row(&self, size: (usize, usize)) -> Option<Self> {
+        let here = |taps: &[(isize, usize)]| matches!(taps, [(0, _)]);
+        let alike = self.step == 1 && self.grid == size && here(&self.rows) && here(&self.columns);
+        alike.then(|| Self { grid: (1, size.0 * size.1), ..self.clone() })
+    }
+
     /// Whether nothing is summed.
     pub(super) fn is_empty(&self) -> bool {
         self.rows.is_empty() || self.columns.is_empty()
@@ -195,7 +202,9 @@ impl Cut {
             return Self { images: images.min(32), rows: height.max(1), columns: width.max(1) };
         }
         let rows = (wanted / width).clamp(1, height);
-        let columns = if rows > 1 { width } else { width.div_ceil(width.div_ceil(wanted)) };
+        // Of a row, whole vectors of 32 positions.
+        let of_row = width.div_ceil(width.div_ceil(wanted)).next_multiple_of(32).min(width);
+        let columns = if rows > 1 { width } else { of_row };
         Self { images: 1, rows: height.div_ceil(height.div_ceil(rows)), columns }
     }
 

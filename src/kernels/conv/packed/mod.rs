@@ -233,22 +233,38 @@ impl ConvPass {
         cut: Cut,
         bias: Option<&[f32]>,
     ) {
-        let image = self.groups * self.ins * self.size.0 * self.size.1;
-        let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
         let Some((Phase { taps, .. }, _)) = phases.first() else { return };
-        if out_image == 0 {
+        if self.out_size.0 * self.out_size.1 == 0 {
             return;
         }
         // What all of them meet.
         let rows = phases.iter().flat_map(|(phase, _)| phase.taps.rows.iter().copied());
         let taps = Taps { rows: rows.collect(), ..taps.clone() };
+        if let Some(taps) = taps.in_one_row(self.size) {
+            let pass = ConvPass { size: taps.grid, out_size: taps.grid, ..*self };
+            return pass.by_parts(x, &taps, phases, pass.cut(&taps), bias);
+        }
+        self.by_parts(x, &taps, phases, cut, bias);
+    }
+
+    /// [`Self::images`] of taps that all phases meet.
+    fn by_parts<S: Stored + 'static, O: Rounded>(
+        &self,
+        x: &[S],
+        taps: &Taps,
+        phases: &[(&Phase, OutputImages<O>)],
+        cut: Cut,
+        bias: Option<&[f32]>,
+    ) {
+        let image = self.groups * self.ins * self.size.0 * self.size.1;
+        let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
         for (i, x) in x.chunks(cut.images * image).enumerate() {
             let out = i * cut.images * out_image;
             let parts = cut.parts(taps.grid, x.len() / image);
             let tasks =
                 parts.flat_map(|part| (0..self.groups).map(move |group| (part.clone(), group)));
             let work = |(part, group): (Part, usize)| {
-                self.run_part(x, &taps, phases, &part, group, (bias, out));
+                self.run_part(x, taps, phases, &part, group, (bias, out));
             };
             // Few images do not keep all threads busy by themselves.
             if self.batch < parallel::threads() {

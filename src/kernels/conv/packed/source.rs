@@ -185,6 +185,13 @@ pub(super) fn as_bf16<S: 'static>(x: &[S]) -> Option<&[bf16]> {
     same.then(|| unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) })
 }
 
+/// The bits of the elements, where they are F32.
+pub(super) fn as_f32_words<S: 'static>(x: &[S]) -> Option<&[u32]> {
+    let same = std::any::TypeId::of::<S>() == std::any::TypeId::of::<f32>();
+    // SAFETY: it is the same type, and both are 32 bits, any of them valid.
+    same.then(|| unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) })
+}
+
 /// Words as the BF16 they hold.
 pub(super) fn as_bf16_mut(words: &mut [u32]) -> &mut [bf16] {
     // SAFETY: a word is two BF16, any bits of them valid.

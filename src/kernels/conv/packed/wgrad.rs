@@ -13,12 +13,11 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
-use half::bf16;
 
 use super::kernels::{runs, write_kernels};
 use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::{Stored, with_stored};
-use super::source::{NchwImages, as_bf16};
+use super::source::{NchwImages, as_bf16, as_f32_words};
 use super::{few_channels, winograd};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
@@ -63,6 +62,8 @@ pub(in crate::kernels::conv) enum RunSums {
 }
 
 fn total(x: &Tensor, grad: &Tensor, shape: &Shape, sums: RunSums) -> Result<Vec<f32>> {
+    let one_row = shape.in_one_row().filter(|_| matches!(sums, RunSums::RowPanels(_)));
+    let shape = one_row.as_ref().unwrap_or(shape);
     let taps = Taps::forward(shape);
     let (ins, outs) = (shape.group_in(), shape.group_out());
     let run = match sums {
@@ -200,6 +201,7 @@ impl Wgrad<'_> {
         let (shape, isa) = (self.shape, self.isa);
         let (ins, outs) = (shape.group_in(), self.channels.len());
         let per_word = isa.per_word();
+        let words = self.gradient_in_place(grad, part);
         // A kernel row starts at a word, and for tile registers on a cache line if it can.
         let multiple = if isa == InstructionSet::AmxBf16 { 32 } else { per_word };
         let of_x = RowPanels::long(self.taps, part, multiple);
@@ -220,13 +222,22 @@ impl Wgrad<'_> {
         let rows = shape.kernel_width * ins;
         let depth = (part.rows.len() * of_grad.line).div_ceil(per_word);
         let (x_step, grad_step) = (of_x.row_panel / per_word, of_grad.row_panel / per_word);
-        let columns = depth.next_multiple_of(16);
-        let (x_rows, grad_rows) = (rows.next_multiple_of(16), outs.next_multiple_of(16));
-        let sizes = [x_rows * x_step + 16, grad_rows * grad_step + 16, grad_rows * columns];
+        let block = 16 * depth.next_multiple_of(16);
+        let copied = if words.is_some() { 0 } else { outs * grad_step + 16 };
+        let sizes = [rows.next_multiple_of(16) * x_step + 16, copied, self.right(block)];
         with_words(sizes, |[left, straight, right]| {
             x.copy(self.taps, part, &of_x, isa, left);
-            grad.copy(&Taps::identity(self.taps.grid), part, &of_grad, isa, straight);
-            transpose(straight, outs, grad_step, depth, right, isa.vectors());
+            match words {
+                Some(words) => self.transpose_part(words, part, block, right),
+                None => {
+                    grad.copy(&Taps::identity(self.taps.grid), part, &of_grad, isa, straight);
+                    for (first, right) in (0..outs).step_by(16).zip(right.chunks_mut(block)) {
+                        let from = &straight[first * grad_step..];
+                        let rows = (outs - first).min(16);
+                        transpose(from, rows, grad_step, depth, right, isa.vectors());
+                    }
+                }
+            }
             for (row, start) in of_x.starts.iter().enumerate() {
                 let sums = &mut sums[row * rows * outs..][..rows * outs];
                 let gemm = PackedGemm {
@@ -236,7 +247,7 @@ impl Wgrad<'_> {
                     left_step: 1,
                     left_starts: &[0],
                     right,
-                    right_block: 16 * columns,
+                    right_block: block,
                     right_step: 16,
                     right_starts: &[0],
                     rows,
@@ -250,55 +261,68 @@ impl Wgrad<'_> {
         });
     }
 
-    /// The words of both operands, where they can be read as they lie. Those are whole images, or rows of one, that a
-    /// single tap meets pixel by pixel, in whole blocks.
+    /// The words of both operands, where they can be read as they lie: pixels that a single tap meets one by one.
     fn in_place<'d, S: 'static, G: 'static>(
         &self,
         x: &'d [S],
         grad: &'d [G],
         part: &Part,
     ) -> Option<(&'d [u32], &'d [u32])> {
-        let shape = self.shape;
-        let whole = shape.pointwise()
-            && self.isa == InstructionSet::Avx512Bf16
-            && part.columns.len() == shape.width
-            && shape.pixels().is_multiple_of(2)
-            && (part.rows.start * shape.width).is_multiple_of(2)
-            && (part.rows.len() * shape.width).is_multiple_of(32)
-            && shape.group_in().is_multiple_of(self.isa.rows())
-            && self.channels.len().is_multiple_of(16);
-        if !whole {
-            return None;
-        }
-        fn words(data: &[bf16]) -> Option<&[u32]> {
-            // SAFETY: two BF16 are a word of their bits, the lower one first.
-            match unsafe { data.align_to::<u32>() } {
-                ([], words, []) => Some(words),
-                _ => None,
+        let whole = self.shape.pointwise() && self.shape.group_in().is_multiple_of(self.isa.rows());
+        let grad = self.gradient_in_place(grad, part).filter(|_| whole)?;
+        Some((as_words(x, self.isa.per_word())?, grad))
+    }
+
+    /// The words of the gradient, where rows of a part are whole words of their own.
+    fn gradient_in_place<'d, G: 'static>(&self, grad: &'d [G], part: &Part) -> Option<&'d [u32]> {
+        let (shape, per_word) = (self.shape, self.isa.per_word());
+        let sizes = [shape.pixels(), shape.out_width, part.columns.start, part.columns.len()];
+        let whole = !self.isa.is_amx() && sizes.iter().all(|size| size.is_multiple_of(per_word));
+        if whole { as_words(grad, per_word) } else { None }
+    }
+
+    /// Words of a part's gradient, transposed: blocks of 16 channels of `block` words, and room for the zeros of a tile.
+    fn right(&self, block: usize) -> usize {
+        self.channels.len().div_ceil(16) * block + 256
+    }
+
+    /// Transposes the gradient from where it lies: `(channel / 16, row, image, column, channel % 16)`.
+    fn transpose_part(&self, grad: &[u32], part: &Part, block: usize, right: &mut [u32]) {
+        let (shape, per_word) = (self.shape, self.isa.per_word());
+        let columns = part.columns.len();
+        // Whole rows of one image are one run.
+        let whole = part.images == 1 && columns == shape.out_width;
+        let together = if whole { part.rows.len() } else { 1 };
+        let run = together * columns / per_word;
+        for (number, channel) in self.channels.clone().step_by(16).enumerate() {
+            let (rows, mut to) = ((self.channels.end - channel).min(16), number * block);
+            let channel = (self.group * shape.group_out() + channel) * shape.pixels();
+            for row in part.rows.clone().step_by(together.max(1)) {
+                for image in 0..part.images {
+                    let pixel = row * shape.out_width + part.columns.start;
+                    let from = (image * shape.out_image() + channel + pixel) / per_word;
+                    let step = shape.pixels() / per_word;
+                    // The zeros of a tile, beyond the run, are overwritten by the next.
+                    transpose(&grad[from..], rows, step, run, &mut right[to..], self.isa.vectors());
+                    to += 16 * run;
+                }
             }
         }
-        Some((words(as_bf16(x)?)?, words(as_bf16(grad)?)?))
     }
 
     /// [`Self::run_part`] of such words: only the gradient is copied, as it is transposed. A sum has a segment for each
     /// image.
     fn run_in_place(&self, x: &[u32], grad: &[u32], part: &Part, before: bool, sums: &mut [f32]) {
-        let (shape, isa, outs) = (self.shape, self.isa, self.channels.len());
-        let (ins, row) = (shape.group_in(), shape.pixels() / 2);
-        let (start, depth) = (part.rows.start * shape.width / 2, part.rows.len() * shape.width / 2);
+        let (shape, isa) = (self.shape, self.isa);
+        let per_word = isa.per_word();
+        let (ins, row) = (shape.group_in(), shape.pixels() / per_word);
+        let (start, depth) = (part.columns.start / per_word, part.columns.len() / per_word);
         let block = 16 * part.images * depth;
-        let first = self.group * shape.group_out() + self.channels.start;
-        with_words([outs / 16 * block], |[right]| {
-            for image in 0..part.images {
-                for (channel, right) in (first..).step_by(16).zip(right.chunks_exact_mut(block)) {
-                    let from = &grad[image * shape.out_image() / 2 + channel * row + start..];
-                    let to = &mut right[image * depth * 16..];
-                    transpose(from, 16, row, depth, to, isa.vectors());
-                }
-            }
+        with_words([self.right(block)], |[right]| {
+            self.transpose_part(grad, part, block, right);
             let channel = self.group * ins * row + start;
             let left_starts: Vec<_> =
-                (0..part.images).map(|image| image * shape.image() / 2 + channel).collect();
+                (0..part.images).map(|image| image * shape.image() / per_word + channel).collect();
             let right_starts: Vec<_> = (0..part.images).map(|image| image * depth * 16).collect();
             let gemm = PackedGemm {
                 left: x,
@@ -311,7 +335,7 @@ impl Wgrad<'_> {
                 right_step: 16,
                 right_starts: &right_starts,
                 rows: ins,
-                columns: outs,
+                columns: self.channels.len(),
                 depth,
                 terms: 1,
                 row_panels: false,
@@ -327,5 +351,17 @@ impl Wgrad<'_> {
             // SAFETY: sums are what it writes.
             false => gemm.write_to(self.isa, unsafe { as_uninit(sums) }, gemm.columns),
         }
+    }
+}
+
+/// Elements as words of so many: F32, or pairs of BF16.
+fn as_words<T: 'static>(data: &[T], per_word: usize) -> Option<&[u32]> {
+    match per_word {
+        // SAFETY: two BF16 are a word of their bits, the lower one first.
+        2 => match unsafe { as_bf16(data)?.align_to::<u32>() } {
+            ([], words, []) => Some(words),
+            _ => None,
+        },
+        _ => as_f32_words(data),
     }
 }

@@ -10,7 +10,7 @@
 use half::bf16;
 
 use crate::kernels::cpu::tile::transpose_words;
-use crate::kernels::cpu::vector::{Vector, Vectors, with_bf16_vectors, with_vectors};
+use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_bf16_vectors, with_vectors};
 
 /// A matrix, seen from a product: `lines` sums' worth of elements, each of `depth` elements along the
 /// sum. Element `(line, k)` is `data[line * line_stride + k * depth_stride]`, and one of the strides is
@@ -208,8 +208,8 @@ impl MatrixView<'_, bf16> {
     }
 }
 
-/// Writes the transpose of `src`, rows of `stride` words of which `columns` count, to `dst`: blocks of
-/// 16 rows, each `(columns, 16)`. Rows and columns are read in whole blocks of 16.
+/// Writes the transpose of up to 16 rows of `columns` words, `stride` apart, to `dst`, as `(column, row)`: 16 rows, and
+/// columns in whole tiles of 16. Those that are not there are zeros.
 ///
 /// # Panics
 /// When they do not fit, or the processor has no such vectors.
@@ -221,17 +221,26 @@ pub(in crate::kernels) fn transpose(
     dst: &mut [u32],
     vectors: Vectors,
 ) {
-    let columns = columns.next_multiple_of(16);
-    let last = rows.next_multiple_of(16).saturating_sub(1) * stride;
-    assert!(last + columns <= src.len());
-    assert!(rows.next_multiple_of(16) * columns <= dst.len());
+    assert!(rows <= 16 && columns.next_multiple_of(16) * 16 <= dst.len());
+    assert!(rows * columns == 0 || (rows - 1) * stride + columns <= src.len());
     with_vectors!(vectors, V => {
-        for block in 0..rows.div_ceil(16) {
-            for column in (0..columns).step_by(16) {
-                let src = src[block * 16 * stride + column..].as_ptr();
-                let dst = dst[block * 16 * columns + column * 16..].as_mut_ptr();
-                // SAFETY: the features, and whole blocks of `src` and `dst`, as asserted.
-                unsafe { transpose_words::<V>(src.cast(), stride, dst.cast(), 16) };
+        for column in (0..columns).step_by(16) {
+            let src: *const f32 = src.as_ptr().wrapping_add(column).cast();
+            let dst: *mut f32 = dst[column * 16..].as_mut_ptr().cast();
+            let mask = first_lanes(columns - column);
+            // SAFETY: the features; the rows have the columns of the mask, and `dst` a whole tile, as asserted.
+            unsafe {
+                if rows == 16 && mask == u16::MAX {
+                    transpose_words::<V>(src, stride, dst, 16);
+                    continue;
+                }
+                let mut tile = [V::zero(); 16];
+                for (row, vector) in tile.iter_mut().enumerate().take(rows) {
+                    *vector = V::load_masked(src.wrapping_add(row * stride), mask);
+                }
+                for (row, vector) in V::transpose(tile).into_iter().enumerate() {
+                    vector.store(dst.wrapping_add(row * 16));
+                }
             }
         }
     });
