@@ -36,16 +36,13 @@ pub(super) fn suits(
         && geometry.groups == 1;
     let fits = match geometry.format {
         Format::ChannelsLast => true,
-        Format::ChannelsFirst if is_small(shape) => true,
         // One sum over all images, moved to channels last, where with channels first each image would be packed by itself.
         Format::ChannelsFirst if pass == PassKind::Wgrad => {
             let bf16 = operands.iter().all(|x| x.dtype() == DType::BF16);
-            let in_place = multiplies_pairs(operands, shape)
-                && shape.pixels().is_multiple_of(32)
-                && shape.c_in.is_multiple_of(8)
-                && shape.c_out.is_multiple_of(16);
-            shape.pixels() <= 256 && bf16 && !in_place
+            let few = is_small(shape) || (shape.pixels() <= 256 && bf16);
+            few && !lie_in_place(operands, shape)
         }
+        Format::ChannelsFirst if is_small(shape) => true,
         // A product transposes the weights for each image.
         Format::ChannelsFirst if pass == PassKind::Dgrad && multiplies_pairs(operands, shape) => {
             bias.is_none() && shape.pixels() <= 256
@@ -70,10 +67,25 @@ fn one_pixel(shape: &Shape) -> Option<Shape> {
     (covers && groups == 1 && format == Format::ChannelsFirst).then_some(one)
 }
 
-/// Whether packed GEMM multiplies pairs of BF16, which it reads in wgrad where they lie, if their numbers suit.
+/// Whether packed GEMM multiplies pairs of BF16.
 fn multiplies_pairs(operands: [&Tensor; 2], shape: &Shape) -> bool {
     shape.c_in.min(shape.c_out) > 1
         && InstructionSet::of(operands) == Some(InstructionSet::Avx512Bf16)
+}
+
+/// Whether packed GEMM reads the operands of wgrad where they lie, and images have enough pixels for a sum over each.
+fn lie_in_place(operands: [&Tensor; 2], shape: &Shape) -> bool {
+    const MOST_OF_FEW: usize = 16;
+    let suits = |isa: InstructionSet| {
+        let dtype = if isa.is_f32() { DType::F32 } else { DType::BF16 };
+        !isa.is_amx()
+            && operands.iter().all(|x| x.dtype() == dtype)
+            && shape.pixels().is_multiple_of(isa.per_word())
+            && shape.c_in.is_multiple_of(isa.rows())
+    };
+    shape.pixels() > MOST_OF_FEW
+        && shape.c_in.min(shape.c_out) > 1
+        && InstructionSet::of(operands).is_some_and(suits)
 }
 
 /// Whether an image has so few pixels that a product of each would read the weights for little: then all are moved to
