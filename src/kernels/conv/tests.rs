@@ -8,6 +8,7 @@ use crate::kernels::tensors::format::{Format, to_nchw, to_nhwc};
 mod depthwise;
 mod every_set;
 mod gpus;
+mod in_place;
 mod lanes;
 mod names;
 mod packed;

@@ -7,8 +7,17 @@ use crate::kernels::elementwise::testing::*;
 const EPS: f64 = 1e-5;
 
 /// One row, one column, rows and columns past a block of either.
-const SHAPES: [&[usize]; 7] =
-    [&[1, 1], &[3, 17], &[2, 3, 33], &[131, 3], &[5, 1025], &[2, 4099], &[70, 300]];
+const SHAPES: [&[usize]; 9] = [
+    &[1, 1],
+    &[3, 17],
+    &[9, 32],
+    &[2, 3, 33],
+    &[131, 3],
+    &[5, 1025],
+    &[3, 2048],
+    &[2, 4099],
+    &[70, 300],
+];
 
 fn parameters(shape: &[usize], dtype: DType) -> (Tensor, Tensor) {
     let columns = &shape[shape.len() - 1..];

@@ -245,3 +245,39 @@ pub(in crate::kernels) fn transpose(
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::kernels::gemm::micro::InstructionSet;
+
+    #[test]
+    fn a_transpose_has_zeros_beyond_its_rows_and_columns() {
+        const OTHER: u32 = 0xdead_beef;
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        for isa in InstructionSet::of_f32() {
+            for (rows, columns, stride) in
+                [(16, 16, 16), (1, 1usize, 1), (16, 33, 40), (7, 31, 31), (15, 48, 50), (0, 5, 5)]
+            {
+                // No more than what is read.
+                let len = if rows == 0 { 0 } else { (rows - 1) * stride + columns };
+                let src: Vec<u32> = (0..len).map(|_| rng.random()).collect();
+                let whole = columns.next_multiple_of(16) * 16;
+                let mut dst = vec![OTHER; whole + 5];
+                transpose(&src, rows, stride, columns, &mut dst, isa.vectors());
+                for (at, &word) in dst.iter().enumerate() {
+                    let (column, row) = (at / 16, at % 16);
+                    let expected = match () {
+                        () if at >= whole => OTHER,
+                        () if row < rows && column < columns => src[row * stride + column],
+                        () => 0,
+                    };
+                    assert_eq!(word, expected, "{isa:?}: row {row}, column {column} of {columns}");
+                }
+            }
+        }
+    }
+}
