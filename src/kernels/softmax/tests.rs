@@ -101,6 +101,22 @@ fn equal_logits_share_one() {
     }
 }
 
+/// The largest of a row is found wherever it is: what is left of another, `exp(2e3)`, would overflow.
+#[test]
+fn the_largest_logit_may_be_anywhere() {
+    for width in [31, 64, 101] {
+        for at in 0..width {
+            let row: Vec<f32> = (0..width).map(|i| if i == at { 1e3 } else { -1e3 }).collect();
+            let x = Tensor::from_vec(row, (1, width), &Device::Cpu).unwrap();
+            for dtype in DTYPES {
+                let y = values(&softmax(&x.to_dtype(dtype).unwrap(), dtype).unwrap());
+                let expected: Vec<f64> = (0..width).map(|i| f64::from(u8::from(i == at))).collect();
+                assert_eq!(y, expected, "{dtype:?}, {at} of {width}");
+            }
+        }
+    }
+}
+
 #[test]
 fn large_logits_do_not_overflow() {
     for dtype in DTYPES {

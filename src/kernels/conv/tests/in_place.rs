@@ -9,7 +9,7 @@ use crate::kernels::gemm::micro::InstructionSet;
 
 /// Images, output channels, kernel, geometry: rows of images that are not whole tiles, parts of one row, groups, and blocks
 /// of output channels that are not whole.
-const SIZES: [([usize; 4], usize, usize, [usize; 4]); 12] = [
+const SIZES: [([usize; 4], usize, usize, [usize; 4]); 14] = [
     ([3, 8, 5, 5], 17, 1, [1, 0, 1, 1]),
     ([37, 8, 8, 8], 16, 1, [1, 0, 1, 1]),
     ([2, 32, 7, 10], 40, 1, [1, 0, 1, 2]),
@@ -22,6 +22,9 @@ const SIZES: [([usize; 4], usize, usize, [usize; 4]); 12] = [
     ([3, 5, 9, 16], 20, 3, [2, 1, 1, 1]),
     ([2, 12, 20, 34], 18, 5, [1, 2, 1, 1]),
     ([2, 7, 3, 1_300], 6, 3, [3, 1, 1, 1]),
+    // Runs of several images.
+    ([70, 5, 6, 6], 20, 1, [2, 0, 1, 1]),
+    ([50, 6, 5, 8], 9, 3, [2, 1, 1, 1]),
 ];
 
 #[test]
