@@ -2,17 +2,19 @@
 //!
 //! With channels last, the pixels of all images are the rows of one product. With channels first, each image is one
 //! product of a batch, `weights × image (channels × pixels)`. A product reads all weights, so images with few pixels
-//! are moved to channels last, for one product. wgrad always is: its sum is over the pixels of all images.
+//! are moved to channels last, for one product. A wgrad that is a product always is: its sum is over the pixels of all
+//! images.
 //!
 //! A kernel as large as its image gives one pixel, as in a discriminator's last layer; its dgrad is a generator's first. With
 //! channels first, that is a 1 × 1 convolution of images of one pixel, with a channel for each element of the image.
 //!
 //! [`suits`] leaves the other cases to packed convolutions. With channels first a column is a pixel, so a product
-//! cannot add a bias. For some passes in BF16, packed convolutions avoid copies or transposes that a product makes.
+//! cannot add a bias. For some passes, packed convolutions avoid copies or transposes that a product makes.
 
 use candle_core::{DType, Result, Tensor};
 
 use super::geometry::Geometry;
+use super::packed;
 use super::shape::Shape;
 use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::gemm;
@@ -40,7 +42,7 @@ pub(super) fn suits(
         Format::ChannelsFirst if pass == PassKind::Wgrad => {
             let bf16 = operands.iter().all(|x| x.dtype() == DType::BF16);
             let few = is_small(shape) || (shape.pixels() <= 256 && bf16);
-            few && !lie_in_place(operands, shape)
+            few && !packed::reads_wgrad_in_place(operands, shape)
         }
         Format::ChannelsFirst if is_small(shape) => true,
         // A product transposes the weights for each image.
@@ -71,21 +73,6 @@ fn one_pixel(shape: &Shape) -> Option<Shape> {
 fn multiplies_pairs(operands: [&Tensor; 2], shape: &Shape) -> bool {
     shape.c_in.min(shape.c_out) > 1
         && InstructionSet::of(operands) == Some(InstructionSet::Avx512Bf16)
-}
-
-/// Whether packed GEMM reads the operands of wgrad where they lie, and images have enough pixels for a sum over each.
-fn lie_in_place(operands: [&Tensor; 2], shape: &Shape) -> bool {
-    const MOST_OF_FEW: usize = 16;
-    let suits = |isa: InstructionSet| {
-        let dtype = if isa.is_f32() { DType::F32 } else { DType::BF16 };
-        !isa.is_amx()
-            && operands.iter().all(|x| x.dtype() == dtype)
-            && shape.pixels().is_multiple_of(isa.per_word())
-            && shape.c_in.is_multiple_of(isa.rows())
-    };
-    shape.pixels() > MOST_OF_FEW
-        && shape.c_in.min(shape.c_out) > 1
-        && InstructionSet::of(operands).is_some_and(suits)
 }
 
 /// Whether an image has so few pixels that a product of each would read the weights for little: then all are moved to

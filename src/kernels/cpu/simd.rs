@@ -13,8 +13,8 @@ use crate::kernels::cpu::uninit::uninit_vec;
 
 /// Elements handled at a time: a few of these fit the first-level cache together.
 pub(crate) const BLOCK: usize = 1024;
-/// Elements of the arrays that loops are over.
-const LANES: usize = 32;
+/// Elements of the arrays that loops are over: independent sums, so that additions do not wait for each other.
+pub(crate) const LANES: usize = 32;
 /// Elements that keep a thread busy for much longer than it takes to wake it.
 pub(crate) const GRAIN: usize = 16 * BLOCK;
 

@@ -20,10 +20,10 @@ use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{
-    BLOCK, GRAIN, each_lane, for_each_chunk, for_each_task, pieces, vectorise_in,
+    BLOCK, GRAIN, LANES, each_lane, for_each_chunk, for_each_task, pieces, vectorise_in,
 };
 use crate::kernels::cpu::uninit::{as_uninit, uninit_vec};
-use crate::kernels::reduce::channels::{LANES, block_sums, total};
+use crate::kernels::reduce::channels::{block_sums, total};
 use crate::kernels::reduce::norm::parameter;
 
 /// What a row is normalised by.
@@ -41,8 +41,8 @@ impl<A: Real> RowStatistics<A> {
         ((x - self.mean) - self.rest) * self.inv_std
     }
 
-    /// What an element of a row adds: to the sum of the gradient with respect to what is normal, to that of its product
-    /// with what is normal, and to the gradients of weight and bias.
+    /// The terms of an element: `g = grad * weight`, `g` times the normalised `x`, and those of the gradients of weight and
+    /// bias.
     #[inline(always)]
     fn terms<T: Lane<Acc = A>>(self, x: T, grad: T, weight: A) -> [A; 4] {
         let (normal, grad) = (self.normalise(x.widened()), grad.widened());
@@ -172,7 +172,7 @@ pub(super) fn backward(
 #[derive(Clone, Copy)]
 struct RowGradient<A> {
     row: RowStatistics<A>,
-    /// The mean of the gradient with respect to what is normal.
+    /// The mean of the gradient with respect to the normalised `x`.
     average: A,
     /// The mean of its product with that.
     along: A,
@@ -209,7 +209,8 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
         Ok((Some(tensor(dx, dims)), sums))
     }
 
-    /// Writes the gradient of `x` to `dx`, and returns the gradients of weight and bias, one after the other. Adds
+    /// Writes the gradient of `x` to `dx`, and returns the gradients of weight and bias, one after the other: wanted or not,
+    /// they take little beside the rest. Adds
     /// the pending gradient `pending`, unless it is empty. An empty `dx` is not wanted.
     fn run<O: Lane<Acc = T::Acc>>(&self, dx: &mut [MaybeUninit<O>], pending: &[O]) -> Vec<f64> {
         let columns = self.weight.len();
@@ -259,7 +260,7 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
         for (at, row) in rows.enumerate() {
             let first = row * columns;
             let inputs = [&self.x[first..][..columns], &self.grad[first..][..columns]];
-            let &[mean, rest, inv_std] = &self.statistics[row * 3..][..3] else { return };
+            let [mean, rest, inv_std] = self.statistics.as_chunks().0[row];
             let row = RowStatistics { mean, rest, inv_std };
             let [average, along] = self.row_sums(inputs, row, sums);
             if dx.is_empty() {
@@ -297,7 +298,7 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
         }
     }
 
-    /// The sums over a row of the gradient with respect to what is normal, and of its product with that. Adds to the sums of
+    /// The sums over a row of the gradient with respect to the normalised `x`, and of its product with that. Adds to the sums of
     /// the parameters' gradients.
     #[inline(always)]
     fn row_sums(
@@ -314,7 +315,7 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
             let mut lanes = [[T::Acc::zero(); LANES]; 2];
             for at in (start..end - end % LANES).step_by(LANES) {
                 let parameters = [&mut dweight[at..], &mut dbias[at..]];
-                lanes = self.add_columns(lanes, inputs, row, parameters, at, 0);
+                lanes = self.add_terms(lanes, inputs, row, parameters, at, 0);
             }
             // A copy: the lanes above are in registers.
             let (mut sums, rest) = (lanes, end % LANES);
@@ -330,17 +331,17 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
                 let at = end - rest;
                 let parameters = [&mut dweight[at..], &mut dbias[at..]];
                 let (at, counted) = (columns - LANES, LANES - rest);
-                sums = self.add_columns(sums, inputs, row, parameters, at, counted);
+                sums = self.add_terms(sums, inputs, row, parameters, at, counted);
             }
             totals = from_fn(|k| totals[k] + total(&sums[k]));
         }
         totals
     }
 
-    /// Adds the [terms](RowStatistics::terms) of 32 columns from `at` on: to sums of a row, where the first `counted` are in
-    /// those already, and to the first 32 of `parameters`.
+    /// Adds the [terms](RowStatistics::terms) of the columns `at..at + 32`. The row's sums skip the first `counted`, which they
+    /// have already. The parameters' sums, from `at` on, take all 32.
     #[inline(always)]
-    fn add_columns(
+    fn add_terms(
         &self,
         lanes: [[T::Acc; LANES]; 2],
         inputs: [&[T]; 2],
@@ -379,8 +380,8 @@ fn padded(columns: usize) -> usize {
     columns.next_multiple_of(LANES)
 }
 
-/// Which of such sums is that of a column. The last block has the last 32 columns: what of them is in the block before as well
-/// is added up twice, and read there. So a block is never written in part, which the next row would have to wait for.
+/// Where a column's sum is. The last block has the last 32 columns, so some columns are added up in two blocks; they are read
+/// from the last. So every block is stored whole, and the next row's load does not wait for parts of it.
 fn place(column: usize, columns: usize) -> usize {
     let last = padded(columns) - LANES;
     if column < last || columns < LANES { column } else { column + padded(columns) - columns }

@@ -7,10 +7,12 @@ use crate::kernels::elementwise::testing::*;
 const EPS: f64 = 1e-5;
 
 /// One row, one column, rows and columns past a block of either.
-const SHAPES: [&[usize]; 9] = [
+const SHAPES: [&[usize]; 11] = [
     &[1, 1],
     &[3, 17],
+    &[4, 31],
     &[9, 32],
+    &[4, 63],
     &[2, 3, 33],
     &[131, 3],
     &[5, 1025],
@@ -220,6 +222,30 @@ fn nan_and_infinity_stay_in_their_row() {
                 assert!([0, 1, 4, 5, 6, 7].iter().all(|&i| y[i].is_finite()), "{y:?}");
             }
         }
+    }
+}
+
+/// The last 32 columns are read together, some of them for a second time.
+#[test]
+fn a_gradient_that_is_not_finite_stays_in_its_row_and_column() {
+    const COLUMNS: usize = 40;
+    for (at, poison) in (0..COLUMNS).flat_map(|at| [(at, f64::NAN), (at, f64::INFINITY)]) {
+        let x = random(&[3, COLUMNS], DType::F32, 6);
+        let mut grad = values(&random(&[3, COLUMNS], DType::F32, 7));
+        grad[COLUMNS + at] = poison;
+        let grad = of(grad, &[3, COLUMNS], DType::F32);
+        let (_, statistics) = forward(&x, None, None, EPS, true).unwrap();
+        let wants = [Some(DType::F32); 3];
+        let gradients = super::backward(&x, &grad, None, &statistics, true, wants, None).unwrap();
+        let [dx, dw, db] = gradients.map(|gradient| values(&gradient.unwrap()));
+        for (i, dx) in dx.iter().enumerate() {
+            assert_eq!(dx.is_finite(), i / COLUMNS != 1, "{poison} in column {at}: {dx} at {i}");
+        }
+        for (i, (dw, db)) in dw.iter().zip(&db).enumerate() {
+            let both = [dw.is_finite(), db.is_finite()];
+            assert_eq!(both, [i != at; 2], "{poison} in column {at}: {dw}, {db} of {i}");
+        }
+        assert_eq!(db[at].is_infinite(), poison.is_infinite(), "{}", db[at]);
     }
 }
 

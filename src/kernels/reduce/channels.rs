@@ -18,10 +18,10 @@ use num_traits::Zero;
 use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::dtype::Real;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{BLOCK, GRAIN, each_lane, for_each_chunk, generate_in_place, runs};
+use crate::kernels::cpu::simd::{
+    BLOCK, GRAIN, LANES, each_lane, for_each_chunk, generate_in_place, runs,
+};
 
-/// Independent partial sums, so that additions do not wait for each other.
-pub(crate) const LANES: usize = 32;
 /// Columns added up side by side: a row is then read in order, and two sums of each fit registers.
 const COLUMNS: usize = 64;
 /// Rows added up in the arithmetic type before a partial sum moves on to `f64`.
@@ -372,9 +372,9 @@ fn add_block<T: Lane, const M: usize, const K: usize>(
     let len = inputs[0].len();
     // A copy that nothing but this loop uses is in registers.
     let mut sums = *lanes;
-    let chunks: [&[[T; LANES]]; M] = from_fn(|m| inputs[m].as_chunks().0);
-    for i in 0..chunks[0].len() {
-        let block: [[T; LANES]; M] = from_fn(|m| chunks[m][i]);
+    let chunks: [(&[[T; LANES]], &[T]); M] = from_fn(|m| inputs[m].as_chunks());
+    for i in 0..chunks[0].0.len() {
+        let block: [[T; LANES]; M] = from_fn(|m| chunks[m].0[i]);
         for lane in 0..LANES {
             let terms = term(from_fn(|m| block[m][lane].widened()));
             for k in 0..K {

@@ -145,6 +145,12 @@ fn nan_and_infinity_reach_the_sum() {
     let sums = values(&sum_to_channel(&x, 1, DType::F32).unwrap());
     assert!(sums[0] == 3.0 && sums[1] == f64::INFINITY && sums[2].is_nan());
     assert!(values(&sum_all(&x, DType::F32).unwrap())[0].is_nan());
+    // Of a length that is not whole vectors, the last elements are read twice, and count once.
+    for at in 940..1000 {
+        let x: Vec<f64> = (0..1000).map(|i| if i == at { f64::INFINITY } else { -1.0 }).collect();
+        let x = of(x, &[1000], DType::F32);
+        assert_eq!(values(&sum_all(&x, DType::F32).unwrap()), [f64::INFINITY], "{at}");
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub(crate) use super::exp::Exp;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{BLOCK, GRAIN, each_lane, for_each_chunk};
+use crate::kernels::cpu::simd::{BLOCK, GRAIN, LANES, each_lane, for_each_chunk};
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::reduce::channels::{Channels, block_sums};
 
@@ -192,9 +192,6 @@ pub(crate) fn maxima_and_sums<T: Lane<Acc: Exp>>(
     );
     rows.into_iter().unzip()
 }
-
-/// Elements compared side by side.
-const LANES: usize = 32;
 
 /// The largest of `x`; NaN is passed over, and reaches the result through the sums.
 #[inline(always)]

@@ -78,7 +78,7 @@ impl Taps {
         Self { rows: here.clone(), columns: here, step: 1, grid, out_step: 1 }
     }
 
-    /// The same at positions in one row, where each meets the pixel at its own place alone.
+    /// The same with each image as one row, if every position meets only the pixel at its own place.
     pub(super) fn in_one_row(&self, size: (usize, usize)) -> Option<Self> {
         let here = |taps: &[(isize, usize)]| matches!(taps, [(0, _)]);
         let alike = self.step == 1 && self.grid == size && here(&self.rows) && here(&self.columns);
@@ -203,7 +203,8 @@ impl Cut {
         }
         let rows = (wanted / width).clamp(1, height);
         // Of a row, whole vectors of 32 positions.
-        let of_row = width.div_ceil(width.div_ceil(wanted)).next_multiple_of(32).min(width);
+        let parts = width.div_ceil(wanted / 32 * 32);
+        let of_row = width.div_ceil(parts).next_multiple_of(32).min(width);
         let columns = if rows > 1 { width } else { of_row };
         Self { images: 1, rows: height.div_ceil(height.div_ceil(rows)), columns }
     }

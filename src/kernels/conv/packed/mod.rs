@@ -36,6 +36,7 @@ use candle_core::{DType, Result, Tensor};
 use super::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
+use crate::kernels::cpu::prefetch::is_far;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cuda::PassKind;
@@ -48,7 +49,7 @@ use rows::with_stored;
 use source::NchwImages;
 use store::{NchwStore, OutputImages, Runs};
 pub(super) use weights::Order;
-pub(super) use wgrad::{RunSums, wgrad};
+pub(super) use wgrad::{RunSums, reads_in_place as reads_wgrad_in_place, wgrad};
 
 /// The instruction set for these operands; `None` where this module does not convolve them.
 pub(super) fn isa(pass: PassKind, operands: [&Tensor; 2], shape: &Shape) -> Option<InstructionSet> {
@@ -240,14 +241,17 @@ impl ConvPass {
         // What all of them meet.
         let rows = phases.iter().flat_map(|(phase, _)| phase.taps.rows.iter().copied());
         let taps = Taps { rows: rows.collect(), ..taps.clone() };
-        if let Some(taps) = taps.in_one_row(self.size) {
+        // Rows of whole vectors are copied as well, and where planes are far apart, the next is prefetched row by row.
+        let (height, width) = self.size;
+        let by_rows = width.is_multiple_of(16) && is_far::<S>(height * width);
+        if let Some(taps) = taps.in_one_row(self.size).filter(|_| !by_rows) {
             let pass = ConvPass { size: taps.grid, out_size: taps.grid, ..*self };
             return pass.by_parts(x, &taps, phases, pass.cut(&taps), bias);
         }
         self.by_parts(x, &taps, phases, cut, bias);
     }
 
-    /// [`Self::images`] of taps that all phases meet.
+    /// [`Self::images`], given the taps of all phases together.
     fn by_parts<S: Stored + 'static, O: Rounded>(
         &self,
         x: &[S],

@@ -5,14 +5,15 @@
 //! of images, each with sums of its own, and the sums are added in a fixed order. The number of runs depends on
 //! shapes alone, so the result does not depend on the number of threads.
 //!
-//! A run goes block by block. Both operands are packed with neighbouring pixels in a word, and the gradient is
-//! transposed. As in the forward pass, a kernel row reads the row panels of `x` from another input row on.
+//! A run goes block by block. `x` is packed with neighbouring pixels in a word, and the gradient is transposed, straight
+//! from the tensor if its elements are words already. A pointwise convolution reads `x` in place too, as one row an image.
+//! As in the forward pass, a kernel row reads the row panels of `x` from another input row on.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::kernels::{runs, write_kernels};
 use super::layout::{Cut, Part, RowPanels, Taps};
@@ -47,6 +48,29 @@ pub(in crate::kernels::conv) fn wgrad(
     let exact = matches!(sums, RunSums::RowPanels(_));
     let done = exact || total.iter().all(|sum| sum.is_finite());
     Ok(done.then(|| tensor(total, &shape.weight_dims())))
+}
+
+/// Whether a pointwise convolution's operands are read in place, and its images have enough pixels to be segments of the sum.
+pub(in crate::kernels::conv) fn reads_in_place(operands: [&Tensor; 2], shape: &Shape) -> bool {
+    const FEWEST_PIXELS: usize = 17;
+    let reads = |isa: InstructionSet| {
+        let dtype = if isa.is_f32() { DType::F32 } else { DType::BF16 };
+        // Where BF16 of three terms multiplies F32, a product is faster.
+        let by_terms = isa.is_f32() && InstructionSet::AmxBf16x3.is_available();
+        !isa.is_amx()
+            && !by_terms
+            && operands.iter().all(|x| x.dtype() == dtype)
+            && shape.pixels().is_multiple_of(isa.per_word())
+            && is_whole(shape, isa)
+    };
+    shape.pixels() >= FEWEST_PIXELS
+        && shape.c_in.min(shape.c_out) > 1
+        && InstructionSet::of(operands).is_some_and(reads)
+}
+
+/// Whether packed GEMM can take the input channels of a pointwise convolution for the rows of its left matrix.
+fn is_whole(shape: &Shape, isa: InstructionSet) -> bool {
+    shape.pointwise() && shape.group_in().is_multiple_of(isa.rows())
 }
 
 /// How the sums of a run are made.
@@ -224,7 +248,7 @@ impl Wgrad<'_> {
         let (x_step, grad_step) = (of_x.row_panel / per_word, of_grad.row_panel / per_word);
         let block = 16 * depth.next_multiple_of(16);
         let copied = if words.is_some() { 0 } else { outs * grad_step + 16 };
-        let sizes = [rows.next_multiple_of(16) * x_step + 16, copied, self.right(block)];
+        let sizes = [rows.next_multiple_of(16) * x_step + 16, copied, self.transposed_words(block)];
         with_words(sizes, |[left, straight, right]| {
             x.copy(self.taps, part, &of_x, isa, left);
             match words {
@@ -261,28 +285,29 @@ impl Wgrad<'_> {
         });
     }
 
-    /// The words of both operands, where they can be read as they lie: pixels that a single tap meets one by one.
+    /// The words of both operands, where they can be read in place.
     fn in_place<'d, S: 'static, G: 'static>(
         &self,
         x: &'d [S],
         grad: &'d [G],
         part: &Part,
     ) -> Option<(&'d [u32], &'d [u32])> {
-        let whole = self.shape.pointwise() && self.shape.group_in().is_multiple_of(self.isa.rows());
+        let whole = is_whole(self.shape, self.isa);
         let grad = self.gradient_in_place(grad, part).filter(|_| whole)?;
         Some((as_words(x, self.isa.per_word())?, grad))
     }
 
-    /// The words of the gradient, where rows of a part are whole words of their own.
+    /// The gradient as words, if it has their type and no word spans two rows of the part.
     fn gradient_in_place<'d, G: 'static>(&self, grad: &'d [G], part: &Part) -> Option<&'d [u32]> {
-        let (shape, per_word) = (self.shape, self.isa.per_word());
-        let sizes = [shape.pixels(), shape.out_width, part.columns.start, part.columns.len()];
+        let (width, per_word) = (self.shape.out_width, self.isa.per_word());
+        let sizes = [width, part.columns.start, part.columns.len()];
         let whole = !self.isa.is_amx() && sizes.iter().all(|size| size.is_multiple_of(per_word));
         if whole { as_words(grad, per_word) } else { None }
     }
 
-    /// Words of a part's gradient, transposed: blocks of 16 channels of `block` words, and room for the zeros of a tile.
-    fn right(&self, block: usize) -> usize {
+    /// Words of a part's gradient, transposed: blocks of 16 channels of `block` words, and a tile more, as the last tile
+    /// writes zeros beyond its run.
+    fn transposed_words(&self, block: usize) -> usize {
         self.channels.len().div_ceil(16) * block + 256
     }
 
@@ -297,7 +322,7 @@ impl Wgrad<'_> {
         for (number, channel) in self.channels.clone().step_by(16).enumerate() {
             let (rows, mut to) = ((self.channels.end - channel).min(16), number * block);
             let channel = (self.group * shape.group_out() + channel) * shape.pixels();
-            for row in part.rows.clone().step_by(together.max(1)) {
+            for row in part.rows.clone().step_by(together) {
                 for image in 0..part.images {
                     let pixel = row * shape.out_width + part.columns.start;
                     let from = (image * shape.out_image() + channel + pixel) / per_word;
@@ -310,15 +335,16 @@ impl Wgrad<'_> {
         }
     }
 
-    /// [`Self::run_part`] of such words: only the gradient is copied, as it is transposed. A sum has a segment for each
-    /// image.
+    /// [`Self::run_part`] of operands [in place](Self::in_place), whose images [`total`] has made one row: only the gradient is
+    /// copied, as it is transposed. A sum has a segment for each image.
     fn run_in_place(&self, x: &[u32], grad: &[u32], part: &Part, before: bool, sums: &mut [f32]) {
         let (shape, isa) = (self.shape, self.isa);
         let per_word = isa.per_word();
         let (ins, row) = (shape.group_in(), shape.pixels() / per_word);
+        debug_assert!(part.rows == (0..1));
         let (start, depth) = (part.columns.start / per_word, part.columns.len() / per_word);
         let block = 16 * part.images * depth;
-        with_words([self.right(block)], |[right]| {
+        with_words([self.transposed_words(block)], |[right]| {
             self.transpose_part(grad, part, block, right);
             let channel = self.group * ins * row + start;
             let left_starts: Vec<_> =
@@ -354,7 +380,7 @@ impl Wgrad<'_> {
     }
 }
 
-/// Elements as words of so many: F32, or pairs of BF16.
+/// Elements as words: F32, or BF16, two a word. `None` for other types, and for pairs that are not aligned.
 fn as_words<T: 'static>(data: &[T], per_word: usize) -> Option<&[u32]> {
     match per_word {
         // SAFETY: two BF16 are a word of their bits, the lower one first.
