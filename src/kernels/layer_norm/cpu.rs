@@ -5,8 +5,10 @@
 //! saved as two numbers, because rounded to one it is off by up to half its last place.
 //!
 //! Backward gets, for each row, `dx = (g - mean(g) - normal · mean(g · normal)) / std` with `g = grad · weight`. RMS
-//! norm has no `mean(g)`. The gradients of weight and bias are sums over rows: blocks of rows have sums of their own,
-//! which are added in F64 in a fixed order. So a result does not depend on the number of threads.
+//! norm has no `mean(g)`. A first pass over the row makes these means, and a second one `dx`, from `x` and `grad` again:
+//! that takes less than storing and loading what the first computed. The gradients of weight and bias are sums over
+//! rows: blocks of rows have sums of their own, which are added in F64 in a fixed order. So a result does not depend on
+//! the number of threads.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -339,7 +341,7 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
     }
 
     /// Adds the [terms](RowStatistics::terms) of the columns `at..at + 32`. The row's sums skip the first `counted`, which they
-    /// have already. The parameters' sums, from `at` on, take all 32.
+    /// have already. Those of the parameters, at the start of their slices, take all 32.
     #[inline(always)]
     fn add_terms(
         &self,
