@@ -15,7 +15,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use crate::bad_input::assert_says;
-use crate::util::random;
+use crate::util::{listening, random};
 
 fn var(values: &[f32]) -> Var {
     Var::new(values, &Device::Cpu).unwrap()
@@ -187,7 +187,7 @@ impl Subscriber for Warned {
 fn warned(f: impl FnOnce(&Warned) -> Result<()> + Send) -> Result<()> {
     let run = || {
         let warned = Warned::default();
-        tracing::subscriber::with_default(warned.clone(), || f(&warned))
+        listening(warned.clone(), || f(&warned))
     };
     std::thread::scope(|scope| scope.spawn(run).join().unwrap())
 }

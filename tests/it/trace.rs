@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::util::random;
+use crate::util::{listening, random};
 
 /// Another test's backward may empty the cache in between, but not every time.
 #[test]
@@ -171,7 +171,7 @@ impl Subscriber for Log {
 #[test]
 fn backward_logs_its_algorithms() -> Result<()> {
     let log = Log::default();
-    tracing::subscriber::with_default(log.clone(), || {
+    listening(log.clone(), || {
         let x = Var::from_tensor(&random(1, (2, 3, 5, 5), DType::F64))?;
         let weight = Var::from_tensor(&random(2, (4, 3, 3, 3), DType::F64))?;
         ops::mean(&ops::conv2d(&x, &weight, None, Default::default())?)?.backward()
@@ -180,4 +180,17 @@ fn backward_logs_its_algorithms() -> Result<()> {
     let expected = passes.map(|pass| (pass.to_owned(), "im2col, f64".to_owned()));
     assert_eq!(*log.0.lock().unwrap(), expected);
     Ok(())
+}
+
+/// Also where another thread, which has no subscriber, is the first to log something.
+#[test]
+fn a_subscriber_sees_what_another_thread_has_logged_first() {
+    let say =
+        || tracing::trace!(target: "candle_amp::algorithm", pass = "a", algorithm = "b", sizes = 1);
+    let log = Log::default();
+    listening(log.clone(), || {
+        std::thread::scope(|scope| scope.spawn(say).join().unwrap());
+        say();
+    });
+    assert_eq!(*log.0.lock().unwrap(), [("a".to_owned(), "b".to_owned())]);
 }

@@ -1,11 +1,14 @@
 //! What the tests share: seeded inputs, and how close is close enough.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use candle_amp::random::{ForkRngGuard, fork_rng_guard, manual_seed};
 use candle_core::{DType, Device, Shape, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use tracing::subscriber::NoSubscriber;
+use tracing::{Dispatch, Subscriber};
 
 pub(crate) const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
@@ -20,6 +23,16 @@ pub(crate) fn seeded(seed: u64) -> ForkRngGuard {
     let fork = fork_rng_guard();
     manual_seed(seed);
     fork
+}
+
+/// Runs `f` with a subscriber to this thread's log.
+///
+/// While a process has one subscriber, tracing asks the first thread that comes to a line of the log whether anybody listens,
+/// and where nobody does there, the line is off for all threads. With the second subscriber here, it asks both.
+pub(crate) fn listening<R>(subscriber: impl Subscriber + Send + Sync, f: impl FnOnce() -> R) -> R {
+    static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+    LazyLock::force(&SECOND);
+    tracing::subscriber::with_default(subscriber, f)
 }
 
 /// Uniform numbers from -1 to 1, the same for the same seed, rounded to `dtype`.
