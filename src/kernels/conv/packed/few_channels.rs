@@ -419,22 +419,16 @@ unsafe fn tile<V: Vector, G: Stored, const OUTS: usize, const TAPS: usize>(
             *grad = grad.wrapping_add(channel * strips.shape.pixels());
         }
         let mut sums = [[[V::zero(); OUTS]; 3]; TAPS];
+        // Whole vectors without a mask: AVX2 needs registers to make one, and would keep a sum in memory instead.
+        let whole = out_width / 16 * 16;
         for row in 0..rows {
             let line = plane.wrapping_add(row * strips.pitch);
-            for pixel in (0..out_width).step_by(16) {
-                let mask = first_lanes(out_width - pixel);
-                let mut g = [V::zero(); OUTS];
-                for (g, grad) in g.iter_mut().zip(grads) {
-                    *g = G::load(grad.wrapping_add(row * out_width + pixel), mask);
-                }
-                for (tap, sums) in sums.iter_mut().enumerate() {
-                    for (column, sums) in sums.iter_mut().enumerate() {
-                        let x = V::load(line.wrapping_add(tap * strips.pitch + pixel + column));
-                        for (sum, g) in sums.iter_mut().zip(g) {
-                            *sum = x.mul_add(g, *sum);
-                        }
-                    }
-                }
+            let grads = grads.map(|grad| grad.wrapping_add(row * out_width));
+            for pixel in (0..whole).step_by(16) {
+                add_pixels(strips, line, grads, pixel, u16::MAX, &mut sums);
+            }
+            if whole < out_width {
+                add_pixels(strips, line, grads, whole, first_lanes(out_width - whole), &mut sums);
             }
         }
         for (row, sums) in sums.into_iter().enumerate() {
@@ -443,6 +437,36 @@ unsafe fn tile<V: Vector, G: Stored, const OUTS: usize, const TAPS: usize>(
                     let at = (3 * row + column) * c_in * outs.end + outs.start + out;
                     let at = lanes.wrapping_add(16 * at);
                     V::load(at).add(sum).store(at);
+                }
+            }
+        }
+    }
+}
+
+/// Adds products with the pixels of `mask` from `pixel` on, in a row of each gradient, to the sums of each tap.
+///
+/// # Safety
+/// As [`Wgrad::strip`]'s; such a pixel in the row of the strip, and pixels of the mask in those of the gradients.
+#[inline(always)]
+unsafe fn add_pixels<V: Vector, G: Stored, const OUTS: usize, const TAPS: usize>(
+    strips: &Strips,
+    line: *const f32,
+    grads: [*const G; OUTS],
+    pixel: usize,
+    mask: u16,
+    sums: &mut [[[V; OUTS]; 3]; TAPS],
+) {
+    // SAFETY: the caller's; taps reach one vector beyond the last in a strip.
+    unsafe {
+        let mut g = [V::zero(); OUTS];
+        for (g, grad) in g.iter_mut().zip(grads) {
+            *g = G::load(grad.wrapping_add(pixel), mask);
+        }
+        for (tap, sums) in sums.iter_mut().enumerate() {
+            for (column, sums) in sums.iter_mut().enumerate() {
+                let x = V::load(line.wrapping_add(tap * strips.pitch + pixel + column));
+                for (sum, g) in sums.iter_mut().zip(g) {
+                    *sum = x.mul_add(g, *sum);
                 }
             }
         }
