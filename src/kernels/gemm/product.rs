@@ -26,7 +26,7 @@ use crate::kernels::cpu::vector::Vectors;
 pub(in crate::kernels) enum Threads {
     /// The calling thread: for a caller that runs many products side by side.
     One,
-    /// That, and those of rayon's current pool that are free.
+    /// That, and those that are free to help ([`parallel`]).
     All,
 }
 

@@ -1,8 +1,9 @@
 //! A parallel loop that may be run under a lock, and that never runs a stranger's task.
 //!
 //! [`for_each`] and its forms are what kernels have instead of rayon's parallel iterators. The calling thread
-//! takes tasks itself. The threads of rayon's current pool are offered a part (`rayon::spawn`), and those
-//! that are free come and help. When no task is left, the caller waits only for the helpers that are inside.
+//! takes tasks itself. The other threads of its rayon pool are offered a part, and those that are free come and help. A
+//! caller outside of any pool has helpers of its own kind ([`helpers`]). When no task is left, the caller waits only for the
+//! helpers that are inside.
 //!
 //! - **A lock may be held across the loop.** Tasks are arithmetic: they take no locks, and wait for nothing but loops
 //!   of their own and tasks that run. The caller waits for tasks that have begun, so it waits for running code alone.
@@ -17,6 +18,7 @@
 #![allow(unsafe_code)]
 
 mod gate;
+mod helpers;
 mod shares;
 #[cfg(test)]
 mod tests;
@@ -296,7 +298,7 @@ impl Loop {
             }
             let Some(ticket) = Ticket::take(PENDING * self.threads) else { return };
             let shared = self.clone();
-            rayon::spawn(move || {
+            helpers::spawn(move || {
                 drop(ticket);
                 shared.help();
             });

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::kernels::cpu::testing::{unless_miri, watched};
+use crate::kernels::testing::own_process::in_own_process;
 
 fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
@@ -80,11 +81,40 @@ fn helpers_come_to_callers_inside_and_outside_of_a_pool() {
         for_each(3, |_| _ = barrier.wait());
     };
     pool(3).install(three);
-    // A thread that is none of the pool's, whose current pool is the global one.
+    // A thread that is none of a pool's.
     if threads() > 1 {
         let barrier = Barrier::new(2);
         for_each(2, |_| _ = barrier.wait());
     }
+}
+
+/// Of a caller outside of any pool, also where the program keeps rayon's threads busy.
+#[test]
+fn helpers_outside_have_the_same_tasks_in_every_loop() {
+    let test = "kernels::cpu::parallel::tests::helpers_outside_have_the_same_tasks_in_every_loop";
+    if cfg!(miri) || !in_own_process(test, &[("RAYON_NUM_THREADS", "4")]) {
+        return;
+    }
+    watched("helpers outside of a pool", || {
+        let busy = Arc::new(Barrier::new(5));
+        for _ in 0..4 {
+            let busy = busy.clone();
+            rayon::spawn(move || _ = busy.wait());
+        }
+        for _ in 0..100 {
+            let barrier = Barrier::new(4);
+            let here =
+                || (thread::current().name().map(str::to_owned), rayon::current_thread_index());
+            let places = map(4, |_| (barrier.wait(), here()).1);
+            for (thread, (name, place)) in places.into_iter().enumerate() {
+                assert_eq!(place, thread.checked_sub(1));
+                if let Some(place) = place {
+                    assert_eq!(name, Some(format!("candle-amp-helper-{place}")));
+                }
+            }
+        }
+        busy.wait();
+    });
 }
 
 /// What a thread has written in one loop, it reads in the next.
