@@ -85,7 +85,9 @@ impl<'a> Algorithm<'a> {
             Self::PackedNhwc(InstructionSet::AmxBf16x3) => {
                 Self::packed(pass, shape, InstructionSet::AmxBf16x3.without_terms(), false)
             }
-            Self::Winograd(isa) | Self::LargeTiles(isa) if nhwc => Self::PackedNhwc(isa),
+            Self::Winograd(isa) | Self::LargeTiles(isa) | Self::FewChannels(isa) if nhwc => {
+                Self::PackedNhwc(isa)
+            }
             Self::Winograd(isa)
             | Self::LargeTiles(isa)
             | Self::FewChannels(isa)

@@ -21,11 +21,14 @@ fn a_pass_is_called_by_what_computed_it() {
     let (names, mut rng) = (vectors.names(), generator(15));
     let f32 = DType::F32;
     let passes = [(32, 1, names.winograd), (32, 2, names.winograd), (3, 1, names.few_channels)];
-    for (c_in, stride, expected) in passes {
+    for ((c_in, stride, expected), last) in passes.into_iter().flat_map(|p| [(p, false), (p, true)])
+    {
         let geometry = geometry(stride, 1, 1, 1);
-        let x = random(&mut rng, &[2, c_in, 32, 32], f32);
+        let geometry = if last { turned(geometry) } else { geometry };
+        let image = |x: Tensor| if last { to_nhwc(&x).unwrap() } else { x };
+        let x = image(random(&mut rng, &[2, c_in, 32, 32], f32));
         let weight = random(&mut rng, &[32, c_in, 3, 3], f32);
-        let grad = random(&mut rng, &[2, 32, 32 / stride, 32 / stride], f32);
+        let grad = image(random(&mut rng, &[2, 32, 32 / stride, 32 / stride], f32));
         let shape = Shape::new(x.dims(), weight.dims(), geometry).unwrap();
         let Some(InstructionSet::F32(_)) = packed::isa(PassKind::Forward, [&x, &weight], &shape)
         else {
