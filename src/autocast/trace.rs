@@ -121,7 +121,7 @@ impl Autocast {
     /// | `packed, avx512`, `packed, avx2`, `packed, neon` | CPU | convolutions by packed GEMM in F32 |
     /// | `winograd, avx512`, `winograd, avx2`, `winograd, neon` | CPU | convolutions by Winograd's tiles in F32: 3x3, and at stride 2 three or four taps a side |
     /// | `winograd 4x4, avx512`, `winograd 4x4, avx2`, `winograd 4x4, neon` | CPU | convolutions of 16-bit operands by larger tiles, in F32: 3x3 at stride 1 |
-    /// | `few channels, avx512`, `few channels, avx2` | CPU | first layers |
+    /// | `few channels, avx512`, `few channels, avx2`, `few channels, neon` | CPU | first layers: two to four channels by 3x3 at stride 1, in F32 |
     /// | `images in lanes, avx512-bf16` | CPU | convolutions of small images in BF16, sixteen images in the lanes of a vector |
     /// | `packed, avx512-bf16`, `packed, amx-bf16` | CPU | packed GEMM of BF16 pairs, by the instructions named |
     /// | `packed, amx-bf16x3` | CPU | F32 as sums of three BF16 terms, on AMX; F16 of two, in convolutions of three (see below) |

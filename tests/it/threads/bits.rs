@@ -99,6 +99,8 @@ fn large() -> Vec<(&'static str, Vec<Vec<usize>>, Function)> {
         of("conv2d, long sums", &[&[1, 600, 9, 21], &[130, 600, 3, 3]], conv(1, 1, 1)),
         of("conv2d, groups", &[&[2, 48, 20, 21], &[96, 24, 3, 3]], conv(1, 1, 2)),
         of("conv2d, depthwise", &[&[2, 48, 20, 21], &[48, 1, 3, 3]], conv(1, 1, 48)),
+        of("conv2d of few channels", &[&[5, 3, 20, 31], &[70, 3, 3, 3]], conv(1, 1, 1)),
+        of("conv2d of few channels, last", &[&[5, 20, 31, 3], &[70, 3, 3, 3]], last(1, 1)),
         of("conv2d, channels last", &[&[2, 20, 21, 64], &[96, 64, 3, 3]], last(1, 1)),
         of("conv2d, last, stride 2", &[&[1, 20, 21, 64], &[96, 64, 3, 3]], last(1, 2)),
         // 8 or 16 columns are left over where a tile ends, which is elsewhere with more threads.

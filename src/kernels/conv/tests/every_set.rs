@@ -22,7 +22,7 @@ pub(super) fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
         ([19, 1, 6, 50], 9, 3, geometry(1, 0, 1, 1)),
         ([2, 2, 3, 46], 8, 3, geometry(1, 0, 1, 1)),
         // First layers, of both formats.
-        ([3, 2, 9, 31], 29, 3, geometry(1, 2, 1, 1)),
+        ([3, 2, 9, 28], 29, 3, geometry(1, 2, 1, 1)),
         ([4, 3, 11, 18], 16, 3, geometry(1, 0, 1, 1)),
         ([2, 16, 32, 32], 16, 3, geometry(1, 1, 1, 1)),
         ([5, 33, 8, 8], 15, 3, geometry(1, 1, 1, 1)),

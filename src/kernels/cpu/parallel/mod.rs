@@ -2,8 +2,8 @@
 //!
 //! [`for_each`] and its forms are what kernels have instead of rayon's parallel iterators. The calling thread
 //! takes tasks itself. The other threads of its rayon pool are offered a part, and those that are free come and help. A
-//! caller outside of any pool has helpers of its own kind ([`helpers`]). When no task is left, the caller waits only for the
-//! helpers that are inside.
+//! caller outside of any pool is helped by threads of this crate's own ([`helpers`]). When no task is left, the caller waits
+//! only for the helpers that are inside.
 //!
 //! - **A lock may be held across the loop.** Tasks are arithmetic: they take no locks, and wait for nothing but loops
 //!   of their own and tasks that run. The caller waits for tasks that have begun, so it waits for running code alone.
@@ -287,7 +287,7 @@ impl Loop {
         }
     }
 
-    /// Asks some threads of the pool to help.
+    /// Asks some threads to help.
     fn offer(self: &Arc<Self>) {
         for _ in 0..FAN {
             let one_less = |wanted: usize| wanted.checked_sub(1);

@@ -1,7 +1,7 @@
 //! Which thread takes which tasks of a loop.
 //!
-//! Each thread has a share of neighbouring tasks. A thread of the pool has the same one in every loop that is run from the pool
-//! and has as many tasks: what it has written in one loop it reads in the next, from a cache that is near to it. A thread
+//! Each thread has a share of neighbouring tasks: the same one in every loop that is run from its pool, or from outside of any,
+//! and has as many tasks. What it has written in one loop it reads in the next, from a cache that is near to it. A thread
 //! whose share is empty takes from the ends of the others', as in Markatos and LeBlanc, "Using processor affinity in loop
 //! scheduling on shared-memory multiprocessors" (1994).
 

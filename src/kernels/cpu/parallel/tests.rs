@@ -109,7 +109,7 @@ fn helpers_outside_have_the_same_tasks_in_every_loop() {
             for (thread, (name, place)) in places.into_iter().enumerate() {
                 assert_eq!(place, thread.checked_sub(1));
                 if let Some(place) = place {
-                    assert_eq!(name, Some(format!("candle-amp-helper-{place}")));
+                    assert_eq!(name, Some(format!("amp-helper-{place}")));
                 }
             }
         }

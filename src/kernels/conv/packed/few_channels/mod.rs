@@ -13,27 +13,29 @@
 
 mod pixels;
 mod planes;
+mod strips;
 
 use std::mem::MaybeUninit;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{Result, Tensor};
 
-use super::rows::{Stored, bits, with_stored};
+use super::rows::{Stored, with_stored};
 use super::store::OutputImages;
 use super::{weights, winograd};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
-use crate::kernels::cpu::vector::{Vector, Vectors, with_ftz_vectors, with_vectors};
-use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
+use crate::kernels::cpu::vector::{Vector, with_ftz_vectors, with_vectors};
+use crate::kernels::gemm::micro::{InstructionSet, Rounded, with_words};
 use crate::kernels::tensors::format::Format;
+pub(super) use strips::Wgrad;
+use strips::{Forward, Strips};
 
-/// Elements of a strip: with a row of each output channel of a block, no more than a nearest cache of 32 KiB has.
-const STRIP: usize = 5120;
-
+/// Input channels of a first layer.
+const CHANNELS: RangeInclusive<usize> = 2..=4;
 /// Whether the convolution is such a first layer, and fills most lanes.
 pub(in crate::kernels::conv) fn suits(shape: &Shape, isa: InstructionSet) -> bool {
     let (lanes, least) = match shape.geometry.format {
@@ -42,14 +44,10 @@ pub(in crate::kernels::conv) fn suits(shape: &Shape, isa: InstructionSet) -> boo
     };
     !isa.is_amx()
         && winograd::is_plain(shape)
-        && (LEAST..=MOST).contains(&shape.c_in)
+        && CHANNELS.contains(&shape.c_in)
         && shape.c_out >= least
         && 4 * lanes >= 3 * lanes.next_multiple_of(16)
 }
-
-/// Input channels of a first layer.
-const LEAST: usize = 2;
-const MOST: usize = 4;
 
 /// See [`super::super::forward`]; `None` where a result is not finite.
 pub(in crate::kernels::conv) fn forward<O: Rounded>(
@@ -60,7 +58,11 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
     let strips = Strips::new(shape);
-    let weight = strips.pack(&weights::widened(weight)?);
+    let weight = weights::widened(weight)?;
+    let weight = match shape.geometry.format {
+        Format::ChannelsFirst => planes::pack(&weight, shape),
+        Format::ChannelsLast => pixels::pack(&weight, shape),
+    };
     let bias = bias.map(weights::widened).transpose()?;
     let bias = bias.as_deref();
     let pass = Forward { strips, weight: weight.as_slice(), bias };
@@ -69,99 +71,6 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
         try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out, isa))
     });
     Ok(data.map(|data| tensor(data, &shape.out_dims())))
-}
-
-/// How images are cut.
-struct Strips<'a> {
-    shape: &'a Shape,
-    /// Channels that lie apart.
-    planes: usize,
-    /// Elements of a pixel in a plane.
-    pixel: usize,
-    /// Output rows of a strip; the last one of an image may have fewer.
-    rows: usize,
-    /// Elements from a row of a strip to the next: vectors of a row, and one more that the last taps reach into.
-    pitch: usize,
-}
-
-impl<'a> Strips<'a> {
-    fn new(shape: &'a Shape) -> Self {
-        let (planes, pixel) = match shape.geometry.format {
-            Format::ChannelsFirst => (shape.c_in, 1),
-            Format::ChannelsLast => (1, shape.c_in),
-        };
-        let pitch = (shape.out_width * pixel).next_multiple_of(16) + 16;
-        let most = (STRIP / (planes * pitch)).saturating_sub(2).max(8);
-        let count = shape.out_height.div_ceil(most);
-        Self { shape, planes, pixel, rows: shape.out_height.div_ceil(count), pitch }
-    }
-
-    /// Weights as [`Forward`] reads them.
-    fn pack(&self, weight: &[f32]) -> PackedWords {
-        match self.shape.geometry.format {
-            Format::ChannelsFirst => planes::pack(weight, self.shape),
-            Format::ChannelsLast => pixels::pack(weight, self.shape),
-        }
-    }
-
-    /// Strips of an image.
-    fn an_image(&self) -> usize {
-        self.shape.out_height.div_ceil(self.rows)
-    }
-
-    /// The output rows of a strip of an image.
-    fn rows(&self, strip: usize) -> Range<usize> {
-        let first = strip * self.rows;
-        first..self.shape.out_height.min(first + self.rows)
-    }
-
-    /// Elements of a plane.
-    fn plane(&self) -> usize {
-        (self.rows + 2) * self.pitch
-    }
-
-    /// Elements of a strip.
-    fn len(&self) -> usize {
-        self.planes * self.plane()
-    }
-
-    /// Widens what the taps of these output rows meet, and zeros around it.
-    ///
-    /// # Safety
-    /// The features of `V`; an image at `image`; [`Self::len`] elements at `strip`.
-    #[inline(always)]
-    unsafe fn fill<V: Vector, S: Stored>(
-        &self,
-        image: *const S,
-        rows: &Range<usize>,
-        strip: *mut f32,
-    ) {
-        let Shape { height, width, geometry, .. } = *self.shape;
-        let (top, left) = geometry.padding;
-        let (width, left) = (width * self.pixel, left * self.pixel);
-        for plane in 0..self.planes {
-            for row in 0..rows.len() + 2 {
-                let y = (rows.start + row).checked_sub(top).filter(|y| *y < height);
-                let line = image.wrapping_add((plane * height + y.unwrap_or(0)) * width);
-                let to = strip.wrapping_add(plane * self.plane() + row * self.pitch);
-                for column in (0..self.pitch).step_by(16) {
-                    let from = column as isize - left as isize;
-                    let inside = if y.is_some() { bits(-from, width as isize - from) } else { 0 };
-                    // SAFETY: the features; pixels of the mask are in the row, the vector in the strip.
-                    unsafe {
-                        let x = S::load::<V>(line.wrapping_offset(from), inside as u16);
-                        x.store(to.wrapping_add(column));
-                    }
-                }
-            }
-        }
-    }
-}
-
-struct Forward<'a> {
-    strips: Strips<'a>,
-    weight: &'a [u32],
-    bias: Option<&'a [f32]>,
 }
 
 impl Forward<'_> {
@@ -173,7 +82,7 @@ impl Forward<'_> {
         isa: InstructionSet,
     ) -> bool {
         let (strips, shape) = (&self.strips, self.strips.shape);
-        assert!((LEAST..=MOST).contains(&shape.c_in));
+        assert!(CHANNELS.contains(&shape.c_in));
         assert_eq!(x.len(), shape.batch * shape.image());
         assert_eq!(out.len(), shape.batch * shape.out_image());
         let outs = match shape.geometry.format {
@@ -230,19 +139,12 @@ impl Forward<'_> {
         unsafe {
             match (self.strips.shape.geometry.format, self.strips.shape.c_in) {
                 (Format::ChannelsFirst, _) => self.planes::<V, O, FTZ>(strip, rows, out),
-                (Format::ChannelsLast, LEAST) => self.pixels::<V, O, FTZ, LEAST>(strip, rows, out),
+                (Format::ChannelsLast, 2) => self.pixels::<V, O, FTZ, 2>(strip, rows, out),
                 (Format::ChannelsLast, 3) => self.pixels::<V, O, FTZ, 3>(strip, rows, out),
-                (Format::ChannelsLast, _) => self.pixels::<V, O, FTZ, MOST>(strip, rows, out),
+                (Format::ChannelsLast, _) => self.pixels::<V, O, FTZ, 4>(strip, rows, out),
             }
         }
     }
-}
-
-/// wgrad: all sums of some output channels over some images.
-pub(super) struct Wgrad<'a> {
-    pub(super) shape: &'a Shape,
-    pub(super) channels: Range<usize>,
-    pub(super) vectors: Vectors,
 }
 
 impl Wgrad<'_> {
@@ -255,7 +157,7 @@ impl Wgrad<'_> {
         sums: &mut [f32],
     ) {
         let (shape, outs) = (self.shape, self.channels.len());
-        assert!((LEAST..=MOST).contains(&shape.c_in));
+        assert!(CHANNELS.contains(&shape.c_in));
         assert!(images.end * shape.image() <= x.len());
         assert!(images.end * shape.out_image() <= grad.len());
         assert!(self.channels.end <= shape.c_out && !self.channels.is_empty());

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::{Forward, Strips, Wgrad};
+use super::strips::{Forward, Strips, Wgrad, put};
 use crate::kernels::conv::packed::rows::Stored;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::vector::{Vector, first_lanes};
@@ -30,7 +30,7 @@ impl Forward<'_> {
     /// Convolves a strip of `INS` channels. Whether the results are finite.
     ///
     /// # Safety
-    /// As [`Forward::strip`]'s.
+    /// As [`Forward`]'s strip.
     #[inline(always)]
     pub(super) unsafe fn pixels<V: Vector, O: Rounded, const FTZ: bool, const INS: usize>(
         &self,
@@ -68,7 +68,7 @@ impl Forward<'_> {
     /// `PIXELS` pixels, which it returns, of all output channels. What is not finite makes `check` so.
     ///
     /// # Safety
-    /// As [`Forward::strip`]'s; the pixels at `line` in the strip, and at `out`.
+    /// As [`Forward`]'s strip; the pixels at `line` in the strip, and at `out`.
     #[inline(always)]
     unsafe fn neighbours<
         V: Vector,
@@ -106,12 +106,7 @@ impl Forward<'_> {
                 }
                 for (pixel, sum) in sums.into_iter().enumerate() {
                     let at = out.wrapping_add(pixel * outs + first);
-                    if FTZ {
-                        O::store_ftz(at, mask, sum)
-                    } else {
-                        O::store(at, mask, sum)
-                    };
-                    *check = sum.mul_add(V::zero(), *check);
+                    put::<V, O, FTZ>(at, mask, sum, check);
                 }
             }
         }
@@ -141,8 +136,13 @@ impl Wgrad<'_> {
                 for tap in 0..3 {
                     let line = strip.wrapping_add((row + tap) * strips.pitch);
                     let sums = sums.wrapping_add(tap * 3 * c_in * outs + first);
-                    let part =
-                        Part { grad: grad.wrapping_add(first), outs: first..outs, line, sums };
+                    let part = Part {
+                        grad: grad.wrapping_add(first),
+                        left: outs - first,
+                        outs,
+                        line,
+                        sums,
+                    };
                     // SAFETY: the caller's; the columns of a row of taps, each once.
                     unsafe {
                         match (V::WIDE, c_in) {
@@ -172,7 +172,7 @@ impl Wgrad<'_> {
     #[inline(always)]
     unsafe fn add<V: Vector, G: Stored, const COUNT: usize>(&self, part: &Part<G>, start: usize) {
         // AVX2 needs registers to make a mask.
-        match first_lanes(part.outs.len()) {
+        match first_lanes(part.left) {
             // SAFETY: the caller's.
             u16::MAX => unsafe { self.add_lanes::<V, G, COUNT>(part, start, u16::MAX) },
             // SAFETY: the caller's.
@@ -207,7 +207,7 @@ impl Wgrad<'_> {
                 grad = grad.wrapping_add(c_out);
             }
             for (n, sum) in sums.into_iter().enumerate() {
-                let at = part.sums.wrapping_add((start + n) * part.outs.end);
+                let at = part.sums.wrapping_add((start + n) * part.outs);
                 V::load_masked(at, mask).add(sum).store_masked(at, mask);
             }
         }
@@ -216,9 +216,11 @@ impl Wgrad<'_> {
 
 /// What a row of taps meets in a row of pixels.
 struct Part<G> {
-    /// The gradients of the first pixel, from output channel `outs.start` on.
+    /// The gradients of the first pixel, from some output channel on.
     grad: *const G,
-    outs: Range<usize>,
+    /// Output channels from that one on, and all of the run.
+    left: usize,
+    outs: usize,
     /// The row of the strip.
     line: *const f32,
     /// The sums of the row's first tap, from the same output channel on.

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{Forward, Strips, Wgrad};
+use super::strips::{Forward, Strips, Wgrad, put};
 use crate::kernels::conv::packed::rows::Stored;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::vector::{Vector, first_lanes};
@@ -33,7 +33,7 @@ impl Forward<'_> {
     /// Convolves a strip. Whether the results are finite.
     ///
     /// # Safety
-    /// As [`Forward::strip`]'s.
+    /// As [`Forward`]'s strip.
     #[inline(always)]
     pub(super) unsafe fn planes<V: Vector, O: Rounded, const FTZ: bool>(
         &self,
@@ -76,7 +76,7 @@ impl Forward<'_> {
     /// finite makes `check` so.
     ///
     /// # Safety
-    /// As [`Forward::strip`]'s; the pixels at `line` in the strip, and at `out` in an output plane, if there is one.
+    /// As [`Forward`]'s strip; the pixels at `line` in the strip, and at `out` in an output plane, if there is one.
     #[inline(always)]
     unsafe fn tile<
         V: Vector,
@@ -133,12 +133,7 @@ impl Forward<'_> {
                 for (n, sum) in sums.into_iter().enumerate() {
                     let at = out.wrapping_add(row * shape.pixels() + 16 * n);
                     let mask = first_lanes(left - 16 * n);
-                    if FTZ {
-                        O::store_ftz(at, mask, sum)
-                    } else {
-                        O::store(at, mask, sum)
-                    };
-                    *check = sum.mul_add(V::zero(), *check);
+                    put::<V, O, FTZ>(at, mask, sum, check);
                 }
             }
         }
