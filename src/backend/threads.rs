@@ -7,11 +7,10 @@ const STACK_BYTES: usize = 8 << 20;
 
 /// Runs `f` in a pool of threads of its own, which the CPU's kernels share, and returns what it returns.
 ///
-/// Put it around the loop of each thread that trains, where there are several, or where a loop also calls candle's own
-/// operators. An operator of this crate does its arithmetic on the thread that calls it, and asks free threads to help:
-/// the others of its rayon pool. Threads outside of any pool, such as that of `main`, share helpers instead, one fewer
-/// than rayon's threads. With them, a single loop is as fast as in here. candle's own operators run on rayon's pool,
-/// and a thread outside of it sleeps meanwhile.
+/// An operator of this crate does its arithmetic on the thread that calls it, and asks free threads to help: the others
+/// of its rayon pool. Threads outside of any pool, such as that of `main`, share helpers instead, one fewer than
+/// rayon's threads, and a single loop is as fast with them as in here. Put this around a loop that also calls what runs
+/// on rayon's pool, such as candle's own operators: a thread outside of it sleeps until the pool has done the work.
 ///
 /// The threads are this call's: `rayon::current_num_threads()` (`RAYON_NUM_THREADS`, or else the
 /// processor's), with 8 MiB of stack, and have ended when it returns. So no other work comes between two
