@@ -15,8 +15,13 @@ static OUTSIDE: LazyLock<Option<ThreadPool>> = LazyLock::new(|| {
 
 /// Runs `f` on another thread of the calling thread's pool, or of [`OUTSIDE`] where it has none.
 pub(super) fn spawn(f: impl FnOnce() + Send + 'static) {
-    match &*OUTSIDE {
-        Some(pool) if rayon::current_thread_index().is_none() => pool.spawn(f),
-        _ => rayon::spawn(f),
+    let pool = match rayon::current_thread_index() {
+        // Asked for here alone: in a pool, its size would be that pool's.
+        None => OUTSIDE.as_ref(),
+        Some(_) => None,
+    };
+    match pool {
+        Some(pool) => pool.spawn(f),
+        None => rayon::spawn(f),
     }
 }
