@@ -27,8 +27,9 @@ pub(crate) fn seeded(seed: u64) -> ForkRngGuard {
 
 /// Runs `f` with a subscriber to this thread's log.
 ///
-/// While a process has one subscriber or none, tracing asks the first thread that comes to a line of the log whether anybody listens,
-/// and where nobody does there, the line is off for all threads. With the second subscriber here, it asks both.
+/// While a process has one subscriber or none, tracing asks the first thread that comes to a line of the log whether
+/// anybody listens, and where nobody does there, the line is off for all threads. With the second subscriber here, it
+/// asks both.
 pub(crate) fn listening<R>(subscriber: impl Subscriber + Send + Sync, f: impl FnOnce() -> R) -> R {
     static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
     LazyLock::force(&SECOND);

@@ -424,8 +424,11 @@ fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
         for geometry in [(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 2, 2), (1, 1, 1, 4), (2, 0, 2, 4)] {
             let geometry = self::geometry(geometry.0, geometry.1, geometry.2, geometry.3);
             // First layers by strips: rows of 13 pixels with channels first, and 16 output channels with channels last.
-            for (dtype, width) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 8), (dtype, 13)]) {
-                let (x_dims, w_dims) = ([3, 4, 8, width], [16, 4 / geometry.groups, 3, 3]);
+            let sizes = [(8, 8), (13, 8), (13, 16)];
+            for (dtype, (width, outs)) in
+                DTYPES.into_iter().flat_map(|dtype| sizes.map(|size| (dtype, size)))
+            {
+                let (x_dims, w_dims) = ([3, 4, 8, width], [outs, 4 / geometry.groups, 3, 3]);
                 let shape = Shape::new(&x_dims, &w_dims, geometry)?;
                 let x_place = 2 * shape.image() + 9 * width - 1;
                 let y_place = shape.out_image() + shape.pixels() + 1;

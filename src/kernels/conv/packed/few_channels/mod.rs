@@ -36,6 +36,7 @@ use strips::{Forward, Strips};
 
 /// Input channels of a first layer.
 const CHANNELS: RangeInclusive<usize> = 2..=4;
+
 /// Whether the convolution is such a first layer, and fills most lanes.
 pub(in crate::kernels::conv) fn suits(shape: &Shape, isa: InstructionSet) -> bool {
     let (lanes, least) = match shape.geometry.format {

@@ -146,10 +146,9 @@ impl Wgrad<'_> {
                     // SAFETY: the caller's; the columns of a row of taps, each once.
                     unsafe {
                         match (V::WIDE, c_in) {
-                            (true, 2) => self.add::<V, G, 6>(&part, 0),
+                            (_, 2) => self.add::<V, G, 6>(&part, 0),
                             (true, 3) => self.add::<V, G, 9>(&part, 0),
                             (true, _) => self.add::<V, G, 12>(&part, 0),
-                            (false, 2) => self.add::<V, G, 6>(&part, 0),
                             (false, 3) => {
                                 self.add::<V, G, 5>(&part, 0);
                                 self.add::<V, G, 4>(&part, 5);
